@@ -112,7 +112,11 @@ class Net(nn.Module):
         super().__init__()
         self.hidden = nn.Linear(d_in, d_hidden, bias=False)
         self.out = nn.Linear(d_hidden, d_out, bias=bias)
-        self.out.zero = zero
+        self.out.zero = zero  # tells GPT.init_weights to leave it so
+        if zero:
+            nn.init.zeros_(self.out.weight)
+        if bias:
+            nn.init.zeros_(self.out.bias)
         self.hidden.uses = self.out.uses = uses
 
     def forward(self, x):
@@ -423,7 +427,7 @@ class Diff(nn.Module):
             y = apply_map(F.dropout(a1, dropout) - self.lam[:, None, None] * F.dropout(a2, dropout), v)
         return F.rms_norm(y, y.shape[-1:], eps=EPS) * (1 - self.lambda_init)
 
-    flops = Standard.flops  # both half-wide score maps together cost one full one; their difference is applied once
+    flops = staticmethod(Standard.flops)  # both half-wide score maps together cost one full one; their difference is applied once
 
 class MTA(nn.Module):
     """[mta]: scores mix with their neighbours, over queries, keys and heads, before and after the softmax.
