@@ -99,7 +99,8 @@ def test_inverse(coupling, rounds, n_kv_head):
     q_new, k_new = c(q, k)
     assert (q_new - q).abs().max() > 0.1
     back = c.inverse(q_new, k_new)
-    assert (back[0] - q).abs().max() < 1e-12 and (back[1] - k).abs().max() < 1e-12
+    tol = 1e-12 if rounds < 3 else 1e-9                                   # each round may amplify rounding by exp(3)
+    assert (back[0] - q).abs().max() < tol and (back[1] - k).abs().max() < tol
 
 def silu(x):
     return x / (1 + torch.exp(-x))
