@@ -23,7 +23,6 @@ import textwrap
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, fields
-from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -186,21 +185,27 @@ def save_checkpoint(state, path):
         raise OSError(f'cannot write {path}: {e.__context__ or e}; the checkpoint before it is untouched') from e
 
 
-def load_checkpoint(path):
-    """The dict that save_checkpoint wrote, on the CPU. No pickled code runs. Stops with a message if it is no checkpoint."""
+def read_checkpoint(path):
+    """(state, None), or (None, what is wrong with the file). weights_only: no pickled code runs."""
     try:
-        with open(path, 'rb') as f:
-            state = torch.load(f, map_location='cpu', weights_only=True)
-        problem = None if isinstance(state, dict) and state.get('format') == FORMAT else f'its format is not {FORMAT!r}'
-    except FileNotFoundError:
-        refuse(f'{path}: no such checkpoint')
+        state = torch.load(path, map_location='cpu', weights_only=True)
+    except OSError as e:
+        return None, e.strerror
     except Exception as e:  # torch has a dozen ways to fail on bytes that are no checkpoint
-        problem = f'{type(e).__name__}: {str(e)[:100]}'.splitlines()[0]
+        return None, f'truncated, or of another program: {type(e).__name__}'
+    if not isinstance(state, dict) or state.get('format') != FORMAT:
+        return None, f'its format is not {FORMAT!r}'
+    return state, None
+
+
+def load_checkpoint(path):
+    """The dict that save_checkpoint wrote, on the CPU. If it cannot be had, stop and offer the newest that can."""
+    state, problem = read_checkpoint(path)
     if problem:
-        folder = os.path.dirname(path)
-        older = sorted(set(glob.glob(os.path.join(glob.escape(folder), '*.pt'))) - {path}, key=os.path.getmtime)
-        refuse(f'{path} is truncated or not a checkpoint of train.py ({problem})' + (
-            f'\nAn older one lies beside it. To go on from there: cp {older[-1]} {path}' if older else ''))
+        others = set(glob.glob(os.path.join(glob.escape(os.path.dirname(path)), '*.pt'))) - {path}
+        good = next((f for f in sorted(others, key=os.path.getmtime, reverse=True) if not read_checkpoint(f)[1]), None)
+        refuse(f'{path} is no checkpoint of train.py ({problem})' +
+               (f'\n{good} beside it is sound. To go on from there: cp {good} {path}' if good else ''))
     return state
 
 
@@ -209,17 +214,17 @@ def prune_metrics(path, step, evaluated, max_iters):
 
     Those were written by a run that was then killed, or ended a run that was shorter than it now shall be.
     """
-    lines = []
-    for line in open(path, encoding='utf-8', errors='replace') if os.path.exists(path) else []:
-        try:
-            record = json.loads(line)
-            done = evaluated if 'val_loss' in record else step
-            if record['step'] <= done and not (record.get('final') and step < max_iters):
-                lines.append(line)
-        except (ValueError, KeyError, TypeError):
-            pass  # half a line
+    kept = []
+    if os.path.exists(path):
+        with open(path, encoding='utf-8', errors='replace') as f:
+            for line in f:
+                if line.endswith('}\n'):  # else the run was killed in the middle of it
+                    record = json.loads(line)
+                    done = evaluated if 'val_loss' in record else step
+                    if record['step'] <= done and not (record.get('final') and step < max_iters):
+                        kept.append(line)
     with open(path + '.tmp', 'w', encoding='utf-8') as f:
-        f.writelines(lines)
+        f.writelines(kept)
         f.flush()
         os.fsync(f.fileno())
     os.replace(path + '.tmp', path)
@@ -272,7 +277,7 @@ def on_rank_0(function, *args):
         box = [result, error]
         dist.broadcast_object_list(box, src=0)
         result, error = box
-    if error:
+    if error is not None:
         refuse(error)
     return result
 
@@ -292,13 +297,15 @@ def check(cfg):
     need(cfg.gradient_accumulation_steps % world_size == 0, 'gradient_accumulation_steps',
          f'a multiple of {world_size}, the number of processes')
     need(re.fullmatch(r'auto|cpu|cuda(:\d+)?', cfg.device), 'device', 'auto, cpu, cuda or cuda:N')
+    need(world_size == 1 or ':' not in cfg.device, 'device', 'auto, cpu or cuda with several processes')
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if cfg.device.startswith('cuda'):
-        need(int(cfg.device[5:] or local_rank) < gpus, 'device', f'a GPU, but PyTorch {torch.__version__} sees {gpus} here: '
-             '--device=cpu works anywhere')
+    if cfg.device.startswith('cuda') or cfg.device == 'auto' and gpus:
+        need(int(cfg.device[5:] or local_rank) < gpus, 'device', f'a GPU for each process, but PyTorch {torch.__version__} sees '
+             f'{gpus} here; --device=cpu works anywhere')
     need(cfg.dtype in ('auto', 'float32', 'bfloat16', 'float16'), 'dtype', 'auto, float32, bfloat16 or float16')
     need(cfg.compile.lower() in ('auto', 'true', 'false'), 'compile', 'auto, True or False')
-    need(cfg.backend in ('auto', 'nccl', 'gloo'), 'backend', 'auto, nccl or gloo')
+    need(cfg.backend in ('auto', 'gloo') or cfg.backend == 'nccl' and gpus and cfg.device != 'cpu', 'backend',
+         'auto, gloo or, on GPUs, nccl')
     need(cfg.out_dir, 'out_dir', 'the name of a folder')
     need(cfg.init_from in ('auto', 'scratch', 'resume') or os.path.isfile(cfg.init_from), 'init_from',
          'auto, scratch, resume or the path of a checkpoint')
@@ -319,7 +326,7 @@ def main(argv):
     settings = configure(defaults, argv)
     cfg = SimpleNamespace(**settings)
     check(cfg)
-    say(textwrap.fill(' '.join(f'{k}={v!r}' for k, v in settings.items()), 120, break_long_words=False))
+    say(textwrap.fill(' '.join(f'{k}={v!r}' for k, v in settings.items()), 120, break_long_words=False, break_on_hyphens=False))
 
     # device and processes
     kind = 'cuda' if cfg.device.startswith('cuda') or cfg.device == 'auto' and torch.cuda.is_available() else 'cpu'
@@ -355,14 +362,14 @@ def main(argv):
     last = os.path.join(cfg.out_dir, 'last.pt')
     old = on_rank_0(lambda: [f for f in glob.glob(os.path.join(glob.escape(cfg.out_dir), '*'))
                              if re.fullmatch(r'(last|best|ckpt_\d+)\.pt|metrics\.jsonl', os.path.basename(f))])
-    if int(os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)) and last in old:
-        cfg.init_from = 'auto'  # torchrun started us again after a failure: go on, however the run was begun
+    if int(os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)):
+        cfg.overwrite = False  # a restart by torchrun erases nothing
     state, fresh = None, True
-    if cfg.init_from == 'resume' or cfg.init_from == 'auto' and last in old:
+    if cfg.init_from == 'resume' or cfg.init_from == 'auto' and any(f.endswith('.pt') for f in old):
         state, fresh = load_checkpoint(last), False
         if lines := differences(state, settings, corpus):
             refuse(f'{last} is of a run with other settings:\n  ' + '\n  '.join(lines) + '\nGive the same settings to go on '
-                   'with it, another --out_dir for a new run, or --init_from=scratch --overwrite=True to erase it.')
+                   'with it, another --out_dir for a new run, or --init_from=scratch --overwrite=True to erase it')
         step, evaluated, interval = state['iter_num'], state['evaluated'], state['interval']
         if settings['eval_iters'] == state['config']['eval_iters']:  # else the losses cannot be compared
             best_val_loss = state['best_val_loss']
@@ -370,10 +377,6 @@ def main(argv):
             refuse(f'max_iters = {cfg.max_iters}, but {last} is already at step {step}')
         raw_model.load_state_dict(state.pop('model'))
         say(f'resuming {last} at step {step}')
-    elif cfg.init_from == 'auto' and any(f.endswith('.pt') for f in old) and not cfg.eval_only:
-        newest = max((f for f in old if f.endswith('.pt')), key=os.path.getmtime)
-        refuse(f'{last} is gone, but {newest} is there. To go on from it: cp {newest} {last}\n'
-               'To erase the run: --init_from=scratch --overwrite=True')
     elif cfg.init_from != 'auto' and old and not cfg.overwrite and not cfg.eval_only:
         refuse(f'{cfg.out_dir} holds a run. To go on with it: --init_from=auto. To erase it: --overwrite=True')
     elif cfg.init_from not in ('auto', 'scratch'):
@@ -510,8 +513,9 @@ def main(argv):
         if world_size > 1:
             dist.all_reduce(table)
         losses, norms, stops = table.T.tolist()
-        overflow = scaler.get_scale() > 1 and not all(map(math.isfinite, norms))  # float16: the scaler skips such an update
-        bad = [r for r in range(world_size) if not (math.isfinite(losses[r]) and (math.isfinite(norms[r]) or overflow))]
+        bad = [r for r in range(world_size) if not math.isfinite(losses[r])]
+        if not bad and scaler.get_scale() <= 1:  # else float16, whose scaler skips an update that overflows and scales less
+            bad = [r for r in range(world_size) if not math.isfinite(norms[r])]
         if bad:
             refuse(f'diverged in update {step + 1} on rank {", ".join(map(str, bad))}: loss {losses[bad[0]]}, gradient norm '
                    f'{norms[bad[0]]}; the last finite ones were loss {loss}, gradient norm {norm}. {last} is untouched; a lower '
@@ -532,9 +536,10 @@ def main(argv):
             mfu = flops_per_token * tok_s / (peak * world_size) if peak else None
             final = dict(final=True) if step % cfg.log_interval else {}
             log(dict(step=step, loss=mean, lr=lr, grad_norm=norm, tok_s=tok_s, tflops=flops_per_token * tok_s / 1e12, mfu=mfu, **final))
+            eta = round((cfg.max_iters - step) * seconds)
             say(f'step {step}: loss {mean:.4f}, lr {lr:.2e}, grad norm {norm:.2f}, {tok_s:,.0f} tok/s, '
-                f'{flops_per_token * tok_s / 1e12:.3f} TFLOP/s, MFU ' + (f'{mfu:.1%}' if peak else 'n/a')
-                + f', ETA {timedelta(seconds=round((cfg.max_iters - step) * seconds))}')
+                f'{flops_per_token * tok_s / 1e12:.3f} TFLOP/s, MFU {f"{mfu:.1%}" if peak else "n/a"}, '
+                f'ETA {eta // 3600}:{eta // 60 % 60:02}:{eta % 60:02}')
             if not final:
                 interval = dict(loss=0.0, steps=0, seconds=0.0)
         if any(stops):
