@@ -23,6 +23,7 @@ import textwrap
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, fields
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
@@ -105,16 +106,26 @@ world_size = int(os.environ.get('WORLD_SIZE', 1))
 # ----------------------------------------------------------------------------------------------------------------------
 # the pieces, each usable on its own
 
-def get_batch(tokens, seed, step, n_windows, block_size, rows=slice(None)):
+def get_batch(tokens, seed, step, n_windows, block_size, rows=slice(None), device='cpu'):
     """Inputs and targets, two (rows, block_size) int64 tensors: the chosen rows of the `n_windows` windows of a step.
 
     The windows are a pure function of (seed, step), so every variant, and a run split over any number of devices and
-    micro-steps, trains on the same ones.
+    micro-steps, trains on the same ones. `tokens` is a 1-D array, or the pair (inputs, labels) of Corpus.rows.
     """
     rng = np.random.Generator(np.random.Philox(key=np.array([seed, step], dtype=np.uint64)))
-    starts = rng.integers(len(tokens) - block_size, size=n_windows)[rows]
-    windows = torch.from_numpy(np.stack([tokens[i:i + block_size + 1] for i in starts]).astype(np.int64))
-    return windows[:, :-1], windows[:, 1:]
+    if isinstance(tokens, tuple):
+        chosen = rng.integers(len(tokens[0]), size=n_windows)[rows]
+        x, y = tokens[0][chosen], tokens[1][chosen]
+    else:
+        starts = rng.integers(len(tokens) - block_size, size=n_windows)[rows]
+        windows = np.stack([tokens[i:i + block_size + 1] for i in starts])
+        x, y = windows[:, :-1], windows[:, 1:]
+    return to_tensor(x, device), to_tensor(y, device)
+
+
+def to_tensor(ids, device):
+    ids = torch.from_numpy(ids.astype(np.int64))
+    return ids if device == 'cpu' else ids.pin_memory().to(device, non_blocking=True)
 
 
 def seed_dropout(seed, step, piece):
@@ -134,6 +145,21 @@ def lr_at(step, learning_rate, min_lr, warmup_iters, lr_decay_iters, decay_lr=Tr
     return min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (learning_rate - min_lr)
 
 
+def eval_batches(tokens, block_size, batch_size):
+    """All of a split as pairs (inputs, targets): windows that do not overlap, at the end a batch of the partial window."""
+    if isinstance(tokens, tuple):
+        for i in range(0, len(tokens[0]), batch_size):
+            yield tokens[0][i:i + batch_size], tokens[1][i:i + batch_size]
+        return
+    n = len(tokens) - 1  # each token but the first is a target once
+    full = n // block_size * block_size
+    for lo in range(0, full, batch_size * block_size):
+        hi = min(lo + batch_size * block_size, full)
+        yield tokens[lo:hi].reshape(-1, block_size), tokens[lo + 1:hi + 1].reshape(-1, block_size)
+    if full < n:
+        yield tokens[None, full:n], tokens[None, full + 1:]
+
+
 @torch.no_grad()
 def evaluate(model, tokens, block_size, batch_size, device='cpu', autocast=nullcontext(), eval_iters=0, loss_chunk=0):
     """(mean negative log-likelihood in nats per token, tokens scored); perplexity is its exp.
@@ -144,23 +170,17 @@ def evaluate(model, tokens, block_size, batch_size, device='cpu', autocast=nullc
     """
     was_training = model.training
     model.eval()
-    n = len(tokens) - 1  # every token but the first
-    stride = batch_size * block_size
-    if eval_iters:
-        n = min(n, eval_iters * stride)
-    total = torch.zeros((), dtype=torch.float64, device=device)
-    for lo in range(rank * stride, n, world_size * stride):
-        ids = torch.from_numpy(tokens[lo:min(lo + stride, n) + 1].astype(np.int64)).to(device)
-        full = (len(ids) - 1) // block_size * block_size
-        for a, b, width in (0, full, block_size), (full, len(ids) - 1, len(ids) - 1 - full):
-            if a < b:
-                with autocast:
-                    loss = model(ids[a:b].view(-1, width), ids[a + 1:b + 1].view(-1, width), loss_chunk=loss_chunk)[1]
-                total += loss.double() * (b - a)
+    total = torch.zeros(2, dtype=torch.float64, device=device)  # negative log-likelihood, tokens
+    for x, y in islice(eval_batches(tokens, block_size, batch_size), rank, eval_iters or None, world_size):
+        n = int((y != -1).sum())
+        with autocast:
+            loss = model(to_tensor(x, device), to_tensor(y, device), loss_chunk=loss_chunk)[1]
+        total += torch.stack([loss.double() * n, torch.full_like(total[0], n)])
     if dist.is_initialized():
         dist.all_reduce(total)
     model.train(was_training)
-    return total.item() / n, n
+    nll, n = total.tolist()
+    return nll / n, int(n)
 
 
 def save_checkpoint(state, path):
@@ -179,10 +199,12 @@ def save_checkpoint(state, path):
             f.flush()
             os.fsync(f.fileno())
         os.replace(tmp, path)
-    except (OSError, RuntimeError) as e:  # torch raises its own error over that of a failed write
+    except (OSError, RuntimeError) as e:
         if os.path.exists(tmp):
             os.remove(tmp)
-        raise OSError(f'cannot write {path}: {e.__context__ or e}; the checkpoint before it is untouched') from e
+        while not isinstance(e, OSError) and e.__context__:  # torch hides the failed write behind an error of its own
+            e = e.__context__
+        raise OSError(f'cannot write {path}: {e}; the checkpoint before it is untouched') from None
 
 
 def read_checkpoint(path):
@@ -345,9 +367,13 @@ def main(argv):
     if cfg.dataset == 'pydocs' and not os.path.exists(os.path.join(prepare.DATA_DIR, 'pydocs')):
         on_rank_0(prepare.prepare, 'pydocs')
     corpus = prepare.open_corpus(cfg.dataset)
+    row_length = corpus.meta.get('row_length')  # of a corpus of rows with labels (mqar)
+    if row_length and row_length > cfg.block_size:
+        refuse(f'block_size = {cfg.block_size}, but {corpus.path} has rows of {row_length} tokens: --block_size={row_length}')
     for split in 'train', 'val':
         corpus.require(split, cfg.block_size)
-    train, val = corpus.tokens('train'), corpus.tokens('val')
+    read = corpus.rows if row_length else corpus.tokens
+    train, val = read('train'), read('val')
     prompt = corpus.tokenizer.encode_ordinary(cfg.prompt) if cfg.prompt else None
 
     # model
@@ -385,6 +411,7 @@ def main(argv):
             refuse(f'{cfg.init_from} was trained with another tokenizer than that of {corpus.path}')
         new = load_weights(raw_model, start['model'], cfg.init_from)
         say(f'starting from {cfg.init_from}' + (f', new: {", ".join(new)}' if new else ''))
+        del start
     raw_model.to(device)
 
     def evaluate_on(tokens):
@@ -400,7 +427,7 @@ def main(argv):
 
     if cfg.eval_only:
         for split in ('val', 'test') if 'test' in corpus.sha256 else ('val',):
-            loss, n = evaluate_on(corpus.tokens(split))
+            loss, n = evaluate_on(read(split))
             say(f'step {step}: {split} loss {loss:.4f}, perplexity {perplexity(loss):.2f} per token, {n:,} tokens scored')
         return sample()
 
@@ -429,16 +456,14 @@ def main(argv):
             os.remove(file)
         prune_metrics(metrics_path, step, evaluated, cfg.max_iters)
     on_rank_0(open_folder)
-    if rank == 0:
-        metrics = open(metrics_path, 'a', encoding='utf-8')
-        if cfg.wandb_log:
-            import wandb
-            wandb.init(project=cfg.wandb_project, name=cfg.wandb_run_name or None, config=settings)
+    if cfg.wandb_log and rank == 0:
+        import wandb
+        wandb.init(project=cfg.wandb_project, name=cfg.wandb_run_name or None, config=settings)
 
     def log(record):
         if rank == 0:
-            metrics.write(json.dumps(record) + '\n')
-            metrics.flush()
+            with open(metrics_path, 'a', encoding='utf-8') as f:
+                f.write(json.dumps(record) + '\n')
             if cfg.wandb_log and 'config' not in record:
                 wandb.log(record, step=record['step'])
 
@@ -467,7 +492,7 @@ def main(argv):
     versions = dict(python=platform.python_version(), torch=torch.__version__, numpy=np.__version__)
     log(dict(step=step, config=settings, versions=versions, device=name, dtype=dtype, processes=world_size,
              commit=git_commit(), parameters=raw_model.get_num_params(), flops_per_token=flops_per_token))
-    say(f'{raw_model.get_num_params():,} parameters, {n_windows * cfg.block_size:,} tokens an update, {len(train):,} tokens in '
+    say(f'{raw_model.get_num_params():,} parameters, {n_windows * cfg.block_size:,} tokens an update, {len(corpus.tokens("train")):,} tokens in '
         f'{corpus.name}; {world_size} x {name}, {dtype}')
 
     loss = norm = math.nan
@@ -496,12 +521,12 @@ def main(argv):
         for micro_step in range(micro_steps):
             piece = micro_step * world_size + rank  # 1 process x 4 micro-steps and 2 x 2 compute the same four pieces
             rows = slice(piece * cfg.batch_size, (piece + 1) * cfg.batch_size)
-            x, y = get_batch(train, cfg.seed, step, n_windows, cfg.block_size, rows)
+            x, y = get_batch(train, cfg.seed, step, n_windows, cfg.block_size, rows, device)
             seed_dropout(cfg.seed, step, piece)
             if world_size > 1:  # sync gradients in the last micro-step only; DDP reads this in the forward
                 model.require_backward_grad_sync = micro_step == micro_steps - 1
             with autocast:
-                micro_loss = model(x.to(device), y.to(device), loss_chunk=cfg.loss_chunk)[1] / micro_steps
+                micro_loss = model(x, y, loss_chunk=cfg.loss_chunk)[1] / micro_steps
             scaler.scale(micro_loss).backward()
             my_loss += micro_loss.detach()
         scaler.unscale_(optimizer)
@@ -509,7 +534,7 @@ def main(argv):
 
         # the ranks tell each other loss, gradient norm and signal, so that they stop together, before the weights change
         table = torch.zeros(world_size, 3, dtype=torch.float64, device=device)
-        table[rank] = torch.stack([my_loss.double(), my_norm.double(), torch.tensor(float(max(signals, default=0)), device=device)])
+        table[rank, 0], table[rank, 1], table[rank, 2] = my_loss, my_norm, max(signals, default=0)
         if world_size > 1:
             dist.all_reduce(table)
         losses, norms, stops = table.T.tolist()
@@ -520,7 +545,7 @@ def main(argv):
             refuse(f'diverged in update {step + 1} on rank {", ".join(map(str, bad))}: loss {losses[bad[0]]}, gradient norm '
                    f'{norms[bad[0]]}; the last finite ones were loss {loss}, gradient norm {norm}. {last} is untouched; a lower '
                    '--learning_rate or --grad_clip, or a longer --warmup_iters, may help')
-        loss, norm = sum(losses) / world_size, norms[0]
+        loss, norm = sum(losses) / world_size, norms[0] if math.isfinite(norms[0]) else norm
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
