@@ -16,6 +16,7 @@ median over rounds of the ratio within a round. "kept" is what forward leaves in
 The last line of the output is a JSON document with everything, every round included.
 """
 import difflib
+import gc
 import json
 import math
 import os
@@ -24,7 +25,6 @@ import random
 import re
 import sys
 import time
-from contextlib import nullcontext
 from importlib.util import find_spec
 from statistics import linear_regression, median
 from types import SimpleNamespace
@@ -65,14 +65,14 @@ png = ''                  # draw the figure into this file; needs matplotlib
 defaults = {k: v for k, v in globals().items() if k[0] != '_' and type(v) in (bool, int, float, str)}
 
 # ----------------------------------------------------------------------------------------------------------------------
-# published: (tokens/s, peak memory) relative to standard on an H100, forward+backward, batch 8 at 512, batch 2 at 2048.
-# Source: [v2]'s cost table. Peaks are quotients of its figures, in MB for 60m and in GB for 455m.
+# published: (tokens/s relative to standard, peak memory) on an H100; forward+backward, batch 8 at 512, 2 at 2048.
+# Source: the cost table of [v2], "Invertible Query-Key Coupling Composes with Attention Mechanisms". None: not given.
 
 PUBLISHED = {
-    ('60m', 512): {'alternating': (0.90, 5071 / 4175), 'diff': (0.86, 5199 / 4175), 'diff+alternating': (0.79, 6095 / 4175)},
-    ('60m', 2048): {'alternating': (0.85, None), 'diff': (0.68, None), 'diff+alternating': (0.61, None)},
-    ('455m', 512): {'alternating': (0.91, 22.1 / 16.7), 'diff': (0.87, 22.8 / 16.7), 'diff+alternating': (0.81, 28.2 / 16.7)},
-    ('455m', 2048): {'alternating': (0.94, 31.8 / 26.4), 'diff': (0.72, 51.3 / 26.4), 'diff+alternating': (0.69, 56.7 / 26.4)},
+    ('60m', 512): {'standard': (1.00, 4175), 'alternating': (0.90, 5071), 'diff': (0.86, 5199), 'diff+alternating': (0.79, 6095)},  # MB
+    ('60m', 2048): {'standard': (1.00, None), 'alternating': (0.85, None), 'diff': (0.68, None), 'diff+alternating': (0.61, None)},
+    ('455m', 512): {'standard': (1.00, 16.7), 'alternating': (0.91, 22.1), 'diff': (0.87, 22.8), 'diff+alternating': (0.81, 28.2)},  # GB
+    ('455m', 2048): {'standard': (1.00, 26.4), 'alternating': (0.94, 31.8), 'diff': (0.72, 51.3), 'diff+alternating': (0.69, 56.7)},
 }
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -97,13 +97,8 @@ def variant_config(name, size, block_size, vocab_size=50257):
         fields[field] = value
     if 'n_kv_head' in fields:
         fields['n_kv_head'] = SIZES[size]['n_head'] // 4
-    # the papers' position table has 2048 rows; a longer sequence needs more
-    return GPTConfig(**SIZES[size], **fields, block_size=block_size, vocab_size=vocab_size, n_pos=max(2048, block_size)).validate()
-
-
-def count_params(config):
-    with torch.device('meta'):
-        return GPT(config).get_num_params()
+    n_pos = max(2048, block_size)  # the papers' position table has 2048 rows; a longer sequence needs more
+    return GPTConfig(**SIZES[size], **fields, block_size=block_size, vocab_size=vocab_size, n_pos=n_pos).validate()
 
 # ----------------------------------------------------------------------------------------------------------------------
 # forward and backward
@@ -115,11 +110,12 @@ def kept_bytes(forward, device):
     or in the context of an op (the chunked loss keeps the gradients of the head there, which no saved-tensor hook
     sees). Weights, inputs and the loss itself do not count. Exact on a CPU; a GPU rounds each tensor up to 512 bytes.
     """
+    gc.collect()  # nothing old may be freed while we count
     if torch.device(device).type == 'cuda':
         before = torch.cuda.memory_allocated()
         loss = forward()
         return torch.cuda.memory_allocated() - before - 512  # the loss
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as prof:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         loss = forward()
     return sum(event.self_cpu_memory_usage for event in prof.events()) - loss.untyped_storage().nbytes()
 
@@ -180,7 +176,7 @@ def measure(cfg, names, size, block_size):
 
 
 def pairs(names):
-    """The comparisons a table shows: (variant, base). 'a+b' is also compared with 'a', and standard with plain."""
+    """What is compared: (variant, base). 'a+b' is also compared with 'a' if that is there, and standard with plain."""
     out = [(name, 'standard') for name in names if name != 'standard']
     out += [(name, base) for name in names if (base := name.rpartition('+')[0]) in names and base != 'standard']
     return out + [('standard', 'plain')] * ('plain' in names)
@@ -189,38 +185,36 @@ def pairs(names):
 def compare(a, b):
     """Ratios of two results of `measure`; that of tokens/s is taken round by round."""
     speed = [y / x for x, y in zip(a['seconds'], b['seconds'])]
-    return {'tokens_per_s': median(speed), 'tokens_per_s_rounds': speed,
-            'kept': a['kept_bytes'] / b['kept_bytes'],
+    return {'tokens_per_s': median(speed), 'tokens_per_s_rounds': speed, 'kept': a['kept_bytes'] / b['kept_bytes'],
             'peak': a['peak_bytes'] / b['peak_bytes'] if a['peak_bytes'] else None}
 
 
 def cost_table(cfg, names):
-    """Measure and print the main table, once for each mode."""
-    results = measure(cfg, names, cfg.size, cfg.block_size)
+    """Measure, and print a table of costs and one of ratios for each mode."""
+    results, out = measure(cfg, names, cfg.size, cfg.block_size), {}
     published = PUBLISHED.get((cfg.size, cfg.block_size), {})
-    peak_flops = next((f for gpu, f in PEAK_FLOPS.items() if gpu in cfg.name), None) if cfg.dtype == 'bfloat16' else None
-    out = {}
+    peak_flops = next((flops for gpu, flops in PEAK_FLOPS.items() if gpu in cfg.name and cfg.dtype == 'bfloat16'), None)
     for mode, result in results.items():
-        ratios = {f'{a} / {b}': compare(result[a], result[b]) for a, b in pairs(names)}
-        out[mode] = {'variants': result, 'ratios': ratios}
+        print(f'\n{mode}: {cfg.size}, batch {cfg.batch_size} x {cfg.block_size}, {cfg.dtype} on {cfg.name}, {cfg.rounds} rounds')
         rows = []
         for name, r in result.items():
             r['overhead_percent'] = 100 * (r['params'] / result['standard']['params'] - 1)
-            flops = median(r['tokens_per_s']) * r['flops_per_token']
-            r['tflops'], r['mfu'] = flops / 1e12, flops / peak_flops if peak_flops else None
-            c = ratios.get(f'{name} / standard', {})
-            h100 = published.get(name, (None, None))
+            r['flops_per_s'] = median(r['tokens_per_s']) * r['flops_per_token']
+            r['mfu'] = r['flops_per_s'] / peak_flops if peak_flops else None
             rows.append([name, f'{r["params"]:,}', f'{r["overhead_percent"]:+.2f}%', f'{r["flops_per_token"] / 1e6:.1f}',
-                         f'{median(r["tokens_per_s"]):,.0f}', spread(r['tokens_per_s'], ',.0f'), show(c.get('tokens_per_s')),
-                         show(h100[0]), mib(r['kept_bytes']), show(c.get('kept')), mib(r['peak_bytes']), show(c.get('peak')),
-                         show(h100[1]), show(r['tflops'], '.3g'), show(r['mfu'], '.1%')])
-        print(f'\n{mode}: {cfg.size}, batch {cfg.batch_size} x {cfg.block_size}, {cfg.dtype} on {cfg.name}, {cfg.rounds} rounds')
-        print_table('variant|parameters|overhead|MFLOP/token|tok/s|min - max|/ standard|H100 [v2]|kept MiB|/ standard|peak MiB|'
-                    '/ standard|H100 [v2]|TFLOP/s|MFU', rows)
+                         f'{median(r["tokens_per_s"]):,.0f}', spread(r['tokens_per_s'], ',.0f'), mib(r['kept_bytes']),
+                         mib(r['peak_bytes']), f'{r["flops_per_s"] / 1e12:.3g}', show(r['mfu'], '.1%') or 'n/a'])
+        print_table('variant|parameters|overhead|MFLOP/token|tok/s|min - max|kept MiB|peak MiB|TFLOP/s|MFU', rows)
+        ratios, rows = {}, []
+        for a, b in pairs(names):
+            c = ratios[f'{a} / {b}'] = compare(result[a], result[b])
+            h100 = [x / y if x and y else None for x, y in zip(published.get(a, (None, None)), published.get(b, (None, None)))]
+            c['tokens_per_s_h100'], c['peak_h100'] = h100
+            rows.append([f'{a} / {b}', show(c['tokens_per_s'], '.3f'), spread(c['tokens_per_s_rounds'], '.3f'), show(h100[0]),
+                         show(c['kept'], '.3f'), show(c['peak'], '.3f'), show(h100[1])])
         print()
-        print_table('ratio|tok/s|min - max|kept|peak', [
-            [key, show(c['tokens_per_s'], '.3f'), spread(c['tokens_per_s_rounds'], '.3f'), show(c['kept'], '.3f'),
-             show(c['peak'], '.3f')] for key, c in ratios.items()])
+        print_table('ratio|tok/s|min - max|tok/s, H100 of [v2]|kept|peak|peak, H100 of [v2]', rows)
+        out[mode] = {'variants': result, 'ratios': ratios}
     return out
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -234,23 +228,24 @@ def cache_bytes(model, context, cfg):
     """
     caches = [KVCache(context) for _ in model.transformer.h]
     with cfg.autocast():
-        for length in 16, 1:  # a prompt and a token, so that mta's queries are all there
+        for length in min(16, context - 1), 1:  # a prompt and a token, so that mta's queries are all there
             model.trunk(torch.zeros(1, length, dtype=torch.long, device=cfg.device), caches)
     grows = sum(c.k.nbytes + c.v.nbytes for c in caches)
     return grows // context, grows + sum(c.q.nbytes for c in caches)
 
 
 def decode_table(cfg, names):
-    """Generate `new_tokens` tokens up to each context; print tokens/s and the time of a token at each context."""
+    """Generate `new_tokens` tokens up to each context; print tokens/s, and the time of a token at each context."""
     models = {name: GPT(variant_config(name, cfg.size, max(cfg.contexts), cfg.vocab_size), seed=cfg.seed).to(cfg.device).eval()
               for name in names}
-    out = {name: {context: {'first_token_seconds': [], 'seconds_per_token': []} for context in cfg.contexts} for name in names}
+    out = {name: {context: {'first_token_seconds': [], 'seconds': []} for context in cfg.contexts} for name in names}
+    jobs = [(name, context) for name in names for context in cfg.contexts]
     for i in range(cfg.rounds + 1):  # the first is a warmup
         say(f'round {i}/{cfg.rounds}')
-        jobs = [(name, context) for name in names for context in cfg.contexts]
         for name, context in random.Random(f'{cfg.seed} {i}').sample(jobs, len(jobs)):
-            prompt = torch.randint(cfg.vocab_size, (cfg.batch_size, context - cfg.new_tokens),
-                                   generator=torch.Generator().manual_seed(cfg.seed)).to(cfg.device)
+            generator = torch.Generator().manual_seed(cfg.seed)
+            prompt = torch.randint(cfg.vocab_size, (cfg.batch_size, context - cfg.new_tokens), generator=generator).to(cfg.device)
+            cfg.sync()
             stamps = [time.perf_counter()]
             with cfg.autocast():
                 for _ in models[name].stream(prompt, cfg.new_tokens, seed=cfg.seed):
@@ -258,26 +253,21 @@ def decode_table(cfg, names):
                     stamps.append(time.perf_counter())
             if i > 0:
                 out[name][context]['first_token_seconds'].append(stamps[1] - stamps[0])
-                out[name][context]['seconds_per_token'].append((stamps[-1] - stamps[1]) / (cfg.new_tokens - 1))
+                out[name][context]['seconds'].append((stamps[-1] - stamps[1]) / (cfg.new_tokens - 1))  # a token
     say('')
-    first, last = min(cfg.contexts), max(cfg.contexts)
     rows = []
-    for name, at in out.items():
-        for context, r in at.items():
-            r['cache_bytes_per_token'], r['cache_bytes'] = cache_bytes(models[name], context, cfg)
-            r['tokens_per_s'] = [cfg.batch_size / s for s in r['seconds_per_token']]
-        ms = {context: 1e3 * median(r['seconds_per_token']) for context, r in at.items()}
-        rows.append([name, *(f'{median(r["tokens_per_s"]):,.0f}' for r in at.values()),
-                     *(show(median(y / x for x, y in zip(r['seconds_per_token'], out['standard'][context]['seconds_per_token'])))
-                       for context, r in at.items()),
-                     *(f'{m:.2f}' for m in ms.values()), show(ms[last] / ms[first]),
-                     *(f'{1e3 * median(r["first_token_seconds"]):,.0f}' for r in at.values()),
-                     f'{at[last]["cache_bytes_per_token"]:,}', *(mib(r['cache_bytes']) for r in at.values())])
-    print(f'\ndecode: {cfg.size}, batch {cfg.batch_size}, {cfg.new_tokens} tokens up to each context, {cfg.dtype} on {cfg.name}, '
-          f'{cfg.rounds} rounds\nThe first token reads the whole prompt: without a cache every token would cost as much.')
-    at = lambda text: '|'.join(f'{text} @{context}' for context in cfg.contexts)
-    print_table(f'variant|{at("tok/s")}|{at("/ standard")}|{at("ms/token")}|{last} / {first}|{at("ms first token")}|'
-                f'cache B/token|{at("cache MiB")}', rows)
+    for name, context in jobs:
+        r = out[name][context]
+        r['tokens_per_s'] = [cfg.batch_size / s for s in r['seconds']]
+        r['cache_bytes_per_token'], r['cache_bytes'] = cache_bytes(models[name], context, cfg)
+        against = lambda other: show(median(y / x for x, y in zip(r['seconds'], other['seconds'])))
+        rows.append([name, str(context), f'{median(r["tokens_per_s"]):,.0f}', spread(r['tokens_per_s'], ',.0f'),
+                     against(out['standard'][context]), f'{1e3 * median(r["seconds"]):.2f}', against(out[name][cfg.contexts[0]]),
+                     f'{1e3 * median(r["first_token_seconds"]):,.1f}', f'{r["cache_bytes_per_token"]:,}', mib(r['cache_bytes'])])
+    print(f'\ndecode: {cfg.size}, batch {cfg.batch_size}, {cfg.new_tokens} tokens up to the context, {cfg.dtype} on {cfg.name}, '
+          f'{cfg.rounds} rounds\nThe first token reads the whole prompt; without a cache every token would cost as much.')
+    print_table(f'variant|context|tok/s|min - max|/ standard|ms/token|tok/s / at {cfg.contexts[0]}|ms first token|'
+                'cache bytes/token|cache MiB/sequence', rows)
     return out
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -289,26 +279,26 @@ def exponent(x, y):
 
 
 def scaling_tables(cfg, names):
-    """Measure over `lengths` at `size` and over `sizes` at `block_size`; print a table for each, draw if asked."""
-    grids = {'T': [(cfg.size, T) for T in cfg.lengths], 'parameters': [(s, cfg.block_size) for s in cfg.sizes]}
+    """Measure over `lengths` at `size` and over `sizes` at `block_size`; print two tables for each, draw if asked."""
     out = {}
-    for axis, grid in grids.items():
+    for axis, grid in ('T', [(cfg.size, T) for T in cfg.lengths]), ('parameters', [(size, cfg.block_size) for size in cfg.sizes]):
         points = [measure(cfg, names, *point)[cfg.mode] for point in grid]
         out[axis] = {}
         for name in names:
-            series = [point[name] for point in points]
-            x = [T for _, T in grid] if axis == 'T' else [r['params'] for r in series]
-            kept = [r['kept_bytes'] for r in series]
-            seconds = [1 / median(r['tokens_per_s']) for r in series]
-            out[axis][name] = {'x': x, 'tokens_per_s': [1 / s for s in seconds], 'kept_bytes': kept, 'rounds': series,
-                               'time_per_token_exponent': exponent(x, seconds), 'kept_bytes_exponent': exponent(x, kept)}
-        where = f'{cfg.size}, T = {cfg.lengths}' if axis == 'T' else f'{", ".join(cfg.sizes)} at T = {cfg.block_size}'
-        heads = [f'T={T}' for T in cfg.lengths] if axis == 'T' else cfg.sizes
-        print(f'\nscaling with {axis}: {where}, batch {cfg.batch_size}, {cfg.mode}, {cfg.dtype} on {cfg.name}, {cfg.rounds} rounds')
-        print_table('tok/s|' + '|'.join(heads) + f'|time/token ~ {axis}^', [
-            [name, *(f'{v:,.0f}' for v in s['tokens_per_s']), show(s['time_per_token_exponent'])] for name, s in out[axis].items()])
+            rounds = [point[name] for point in points]
+            x = cfg.lengths if axis == 'T' else [r['params'] for r in rounds]
+            speed, kept = [median(r['tokens_per_s']) for r in rounds], [r['kept_bytes'] for r in rounds]
+            out[axis][name] = {'x': x, 'tokens_per_s': speed, 'kept_bytes': kept, 'points': rounds,
+                               'time_per_token_exponent': exponent(x, [1 / s for s in speed]),
+                               'kept_bytes_exponent': exponent(x, kept)}
+        heads = '|'.join(f'T={T}' for T in cfg.lengths) if axis == 'T' else '|'.join(cfg.sizes)
+        print(f'\nscaling: {cfg.size if axis == "T" else f"T={cfg.block_size}"}, batch {cfg.batch_size}, {cfg.mode}, {cfg.dtype} '
+              f'on {cfg.name}, {cfg.rounds} rounds')
+        print_table(f'tok/s|{heads}|time/token ~ {axis}^', [
+            [name, *(f'{v:,.0f}' for v in s['tokens_per_s']), show(s['time_per_token_exponent'])]
+            for name, s in out[axis].items()])
         print()
-        print_table('kept MiB|' + '|'.join(heads) + f'|kept ~ {axis}^', [
+        print_table(f'kept MiB|{heads}|kept ~ {axis}^', [
             [name, *map(mib, s['kept_bytes']), show(s['kept_bytes_exponent'])] for name, s in out[axis].items()])
     if cfg.png:
         draw(cfg, out)
@@ -316,20 +306,21 @@ def scaling_tables(cfg, names):
 
 
 def draw(cfg, out):
+    """A log-log figure: tokens/s above, kept bytes below; against T on the left, against the size on the right."""
     import matplotlib
     matplotlib.use('Agg')  # needs no display
     from matplotlib import pyplot
     figure, axes = pyplot.subplots(2, 2, figsize=(11, 8), layout='constrained')
     for column, (axis, curves) in enumerate(out.items()):
-        for row, (key, label, unit) in enumerate([('tokens_per_s', 'tokens/s', 1), ('kept_bytes', 'kept for backward, MiB', 2**20)]):
+        for row, key, of in (0, 'tokens_per_s', 'time_per_token'), (1, 'kept_bytes', 'kept_bytes'):
             panel = axes[row][column]
             for name, s in curves.items():
-                power = s['time_per_token_exponent' if row == 0 else 'kept_bytes_exponent']
-                panel.loglog(s['x'], [v / unit for v in s[key]], marker='o', label=f'{name} ({show(power)})')
-            panel.set(xlabel=axis, ylabel=label)
+                panel.loglog(s['x'], s[key], marker='o', label=f'{name} ({show(s[of + "_exponent"])})')
+            panel.set(xlabel=f'T, {cfg.size}' if axis == 'T' else f'parameters, T = {cfg.block_size}',
+                      ylabel=('tokens/s', 'bytes kept for backward')[row])
             panel.grid(alpha=0.3)
-            panel.legend(fontsize=8, title='growth exponent of ' + ('time/token' if row == 0 else 'bytes'), title_fontsize=8)
-    figure.suptitle(f'{cfg.size} against T, and sizes at T={cfg.block_size}; batch {cfg.batch_size}, {cfg.mode}, {cfg.dtype}, {cfg.name}')
+            panel.legend(fontsize=8, title_fontsize=8, title=f'exponent of {of.replace("_", " ")}')
+    figure.suptitle(f'forward+backward, batch {cfg.batch_size}, {cfg.mode}, {cfg.dtype}, {cfg.name}')
     figure.savefig(cfg.png, dpi=120)
     print(f'\nwrote {cfg.png}')
 
@@ -366,15 +357,11 @@ def say(progress):
 # ----------------------------------------------------------------------------------------------------------------------
 
 def check(cfg):
-    """Refuse what cannot work before anything is measured; fill in the automatic settings and the lists."""
+    """Refuse what cannot work before anything is measured; split the lists."""
+    given = dict(vars(cfg))
     def need(ok, key, expected):
         if not ok:
-            raise ConfigError(f'--{key}={getattr(cfg, key)}: expected {expected}')
-    def split(key, kind):
-        try:
-            setattr(cfg, key, [kind(x) for x in getattr(cfg, key).replace(' ', '').split(',')])
-        except ValueError:
-            need(False, key, 'whole numbers joined by commas')
+            raise ConfigError(f'--{key}={given[key]}: expected {expected}')
     for key in 'block_size', 'batch_size', 'vocab_size', 'rounds':
         need(getattr(cfg, key) >= 1, key, 'at least 1')
     need(cfg.seed >= 0, 'seed', 'at least 0')
@@ -388,7 +375,10 @@ def check(cfg):
         need(int(cfg.device[5:] or 0) < gpus, 'device', f'a GPU, but PyTorch {torch.__version__} sees {gpus} here: '
              '--device=cpu works anywhere')
     for key, kind in ('contexts', int), ('lengths', int), ('sizes', str), ('variants', str):
-        split(key, kind)
+        try:
+            setattr(cfg, key, [kind(x) for x in getattr(cfg, key).replace(' ', '').split(',')])
+        except ValueError:
+            need(False, key, 'whole numbers joined by commas')
     if cfg.decode:
         need(cfg.new_tokens >= 2, 'new_tokens', 'at least 2: the first is timed apart')
         need(min(cfg.contexts) > cfg.new_tokens, 'contexts', f'each longer than new_tokens={cfg.new_tokens}')
@@ -408,8 +398,11 @@ def check(cfg):
         except ValueError as e:
             raise ConfigError(f'--variants: {e}') from None
 
+
+def set_up(cfg):
+    """Choose what `auto` and -1 leave open, and make the device ready."""
     if cfg.device == 'auto':
-        cfg.device = 'cuda' if gpus else 'cpu'
+        cfg.device = 'cuda' if torch.cuda.is_available() else 'cpu'
     on_gpu = cfg.device != 'cpu'
     if on_gpu:
         torch.cuda.set_device(cfg.device)
@@ -419,7 +412,7 @@ def check(cfg):
     if cfg.loss_chunk == -1:
         cfg.loss_chunk = 0 if on_gpu else 512
     cfg.name = torch.cuda.get_device_name() if on_gpu else f'{torch.get_num_threads()} threads, {platform.machine()}'
-    cfg.autocast = lambda: torch.autocast(cfg.device[:4].rstrip(':'), torch.bfloat16) if cfg.dtype == 'bfloat16' else nullcontext()
+    cfg.autocast = lambda: torch.autocast('cuda' if on_gpu else 'cpu', torch.bfloat16, enabled=cfg.dtype == 'bfloat16')
     cfg.sync = torch.cuda.synchronize if on_gpu else lambda: None
     if cfg.mode != 'eager':
         try:
@@ -433,8 +426,9 @@ def main(argv):
     settings = configure(defaults, argv)
     cfg = SimpleNamespace(**settings)
     check(cfg)
+    set_up(cfg)
     document = {'config': {**settings, 'device': cfg.device, 'dtype': cfg.dtype, 'loss_chunk': cfg.loss_chunk},
-                'device': cfg.name, 'threads': torch.get_num_threads(), 'torch': torch.__version__, 'python': platform.python_version()}
+                'device': cfg.name, 'threads': torch.get_num_threads(), 'torch': torch.__version__}
     if cfg.decode:
         document['decode'] = decode_table(cfg, cfg.variants)
     if cfg.scaling:
