@@ -19,11 +19,12 @@ Sources, cited by their short names below:
 import hashlib
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn as nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 # ----------------------------------------------------------------------------------------------------------------------
 # configuration
@@ -172,23 +173,25 @@ class LeanAlternating(torch.autograd.Function):
     def net(c, w1, w2, b):
         h = F.linear(c, w1.type_as(c))                                    # (B, T, K, d)
         a = F.silu(h)
-        raw, t = full(F.linear(a, w2.type_as(c), b.type_as(c))).chunk(2, dim=-1)
-        return h, a, raw, raw.clamp(-CLAMP, CLAMP), t
+        s, t = full(F.linear(a, w2.type_as(c), b.type_as(c))).chunk(2, dim=-1)
+        return h, a, s, s.clamp(-CLAMP, CLAMP).exp_(), t
 
     @staticmethod
-    def net_backward(c, h, a, raw, ds, dt, w1, w2):
+    def net_backward(c, h, a, s, ds, dt, w1, w2):
         """Gradients of the net's input and parameters from those of its log-scale and shift."""
-        dout = torch.cat([ds.masked_fill(raw.abs() > CLAMP, 0.0), dt], dim=-1).type_as(c)  # (B, T, K, 2d)
+        dout = c.new_empty(*c.shape[:-1], 2 * c.size(-1))                 # (B, T, K, 2d)
+        dout[..., :c.size(-1)] = torch.ops.aten.hardtanh_backward(ds, s, -CLAMP, CLAMP)
+        dout[..., c.size(-1):] = dt
         dh = torch.ops.aten.silu_backward(dout @ w2.type_as(c), h)
         flat = lambda x: x.flatten(0, -2)                                 # (B*T*K, .)
         return dh @ w1.type_as(c), flat(dh).t() @ flat(c), flat(dout).t() @ flat(a), flat(dout).sum(0)
 
     @staticmethod
     def forward(ctx, q, k, w1, w2, b1, v1, v2, b2):
-        s, t = (to_q_heads(x, q.size(2)) for x in LeanAlternating.net(k, w1, w2, b1)[-2:])
-        q_new = (full(q) * s.exp() + t).type_as(q)
-        s, t = LeanAlternating.net(to_k_heads(q_new, k.size(2)), v1, v2, b2)[-2:]
-        k_new = (full(k) * s.exp() + t).type_as(k)
+        e, t = (to_q_heads(x, q.size(2)) for x in LeanAlternating.net(k, w1, w2, b1)[-2:])
+        q_new = torch.addcmul(t, full(q), e).type_as(q)
+        e, t = LeanAlternating.net(to_k_heads(q_new, k.size(2)), v1, v2, b2)[-2:]
+        k_new = torch.addcmul(t, full(k), e).type_as(k)
         ctx.save_for_backward(q_new, k_new, k if k.element_size() < 4 else None, w1, w2, b1, v1, v2, b2)
         return q_new, k_new
 
@@ -197,22 +200,21 @@ class LeanAlternating(torch.autograd.Function):
         q_new, k_new, k, w1, w2, b1, v1, v2, b2 = ctx.saved_tensors
         n_head, n_kv_head = q_new.size(2), k_new.size(2)
         # k' = k exp(s) + t, with (s, t) read from q'
-        c = to_k_heads(q_new, n_kv_head)
-        h, a, raw, s, t = LeanAlternating.net(c, v1, v2, b2)
+        c, dk = to_k_heads(q_new, n_kv_head), full(dk)
+        h, a, s, e, t = LeanAlternating.net(c, v1, v2, b2)
         k_less_t = full(k_new) - t
+        dc, dv1, dv2, db2 = LeanAlternating.net_backward(c, h, a, s, dk * k_less_t, dk, v1, v2)
         if k is None:
-            k = (k_less_t * (-s).exp()).type_as(k_new)
-        dk = full(dk)
-        dc, dv1, dv2, db2 = LeanAlternating.net_backward(c, h, a, raw, dk * k_less_t, dk, v1, v2)
-        dk = dk * s.exp()
+            k = (k_less_t / e).type_as(k_new)
+        dk = dk * e
         dq = full(dq) + to_q_heads(full(dc), n_head) / (n_head // n_kv_head)
         # q' = q exp(s) + t, with (s, t) read from k
-        h, a, raw, s, t = LeanAlternating.net(k, w1, w2, b1)
+        h, a, s, e, t = LeanAlternating.net(k, w1, w2, b1)
         ds, dt = dq * (full(q_new) - to_q_heads(t, n_head)), dq
         if n_head != n_kv_head:  # a key's s and t served its whole group
             ds, dt = (x.unflatten(2, (n_kv_head, -1)).sum(3) for x in (ds, dt))
-        dc, dw1, dw2, db1 = LeanAlternating.net_backward(k, h, a, raw, ds, dt, w1, w2)
-        dq = dq * to_q_heads(s, n_head).exp()
+        dc, dw1, dw2, db1 = LeanAlternating.net_backward(k, h, a, s, ds, dt, w1, w2)
+        dq = dq * to_q_heads(e, n_head)
         return dq.type_as(q_new), (dk + full(dc)).type_as(k_new), dw1, dw2, db1, dv1, dv2, db2
 
 class Simultaneous(Alternating):
@@ -450,7 +452,7 @@ class MTA(nn.Module):
             identity[:, :, -1, self.C_K // 2] = 1.0
             self.kernel_pre, self.kernel_post = nn.Parameter(identity.clone()), nn.Parameter(identity.clone())
         self.mix_pre, self.mix_post = nn.Parameter(torch.eye(H)), nn.Parameter(torch.eye(H))
-        self.norm = RMSNorm(d)
+        self.norm = RMSNorm(d, config)
         self.gate = nn.Linear(d, 1)
         self.gate.uses = H
 
@@ -513,12 +515,30 @@ ATTENTIONS = {'standard': Standard, 'diff': Diff, 'mta': MTA}
 EPS = 1e-6  # of every RMSNorm (ours)
 
 class RMSNorm(nn.Module):
-    def __init__(self, width):
+    def __init__(self, width, config):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
+        self.lean = config.lean
 
     def forward(self, x):
-        return F.rms_norm(x, self.weight.shape, self.weight.type_as(x), EPS)
+        if not self.lean or x.is_cuda or torch.compiler.is_compiling():
+            return F.rms_norm(x, self.weight.shape, self.weight.type_as(x), EPS)  # one kernel on a GPU
+        return LeanRMSNorm.apply(x, self.weight.type_as(x))
+
+class LeanRMSNorm(torch.autograd.Function):
+    """RMSNorm that keeps its input only. PyTorch has no fused one on a CPU: its eight ops keep twice as much."""
+    @staticmethod
+    def forward(ctx, x, w):
+        r = torch.rsqrt(torch.linalg.vector_norm(full(x), dim=-1, keepdim=True) ** 2 / x.size(-1) + EPS).type_as(x)
+        ctx.save_for_backward(x, w, r)
+        return (x * r).mul_(w)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w, r = ctx.saved_tensors
+        dot = (dy * x).mul_(r)                                            # dy * normalized x
+        dx = torch.addcmul((dy * w).mul_(r), x, (dot @ w)[..., None] * r ** 2, value=-1 / x.size(-1))
+        return dx, dot.flatten(0, -2).sum(0)
 
 def rope(x, cos, sin):
     """Rotate (B, T, H, d) by position; cos, sin (T, 1, d/2). Feature i is paired with i + d/2."""
@@ -543,6 +563,11 @@ class KVCache:
         self.q = q[:, max(0, q.size(1) - lookback):]
         return q, self.k[:, :end], self.v[:, :end]
 
+aten = torch.ops.aten
+KERNELS = [getattr(aten, f'_scaled_dot_product_{kind}').default for kind in (
+    'flash_attention', 'flash_attention_for_cpu', 'efficient_attention', 'cudnn_attention')]
+keep_kernel_outputs = partial(create_selective_checkpoint_contexts, KERNELS)
+
 class Attention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
@@ -554,8 +579,10 @@ class Attention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
         self.coupling = Coupling(config) if config.coupling != 'none' else None
         # one weight of d each, shared by the heads of a layer (ours)
-        self.q_norm, self.k_norm = (RMSNorm(self.d) if config.qk_norm else None for _ in range(2))
+        self.q_norm, self.k_norm = (RMSNorm(self.d, config) if config.qk_norm else None for _ in range(2))
         self.score = ATTENTIONS[config.attention](config, layer)
+        # is there anything between the projections and the kernels, or after them, that is worth recomputing?
+        self.lean = config.lean and config.flash and (config.qk_norm or config.pos == 'rope' or config.attention == 'diff')
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, rotation=None, cache=None, maps=None):
@@ -565,15 +592,23 @@ class Attention(nn.Module):
         v = self.c_v(x).view(B, T, self.n_kv_head, self.d)                # (B, T, K, d)
         if self.coupling is not None:
             q, k = self.coupling(q, k)
+        if self.lean and torch.is_grad_enabled() and maps is None and not torch.compiler.is_compiling():
+            # keep q, k, v and what the attention kernels return; recompute the elementwise rest
+            y = checkpoint(self.attend, q, k, v, rotation, use_reentrant=False, context_fn=keep_kernel_outputs,
+                           preserve_rng_state=self.dropout.p > 0)
+        else:
+            y = self.attend(q, k, v, rotation, cache, maps)               # (B, T, H, d)
+        return self.dropout(self.c_proj(y.reshape(B, T, C)))
+
+    def attend(self, q, k, v, rotation=None, cache=None, maps=None):
+        T = q.size(1)
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:  # each softmax map of a head is a dot product of its own, and rotated as one
-            m = self.score.maps
-            q, k = (rope(z.view(B, T, -1, self.d // m), *rotation).view_as(z) for z in (q, k))
+            q, k = (rope(z.unflatten(-1, (self.score.maps, -1)).flatten(2, 3), *rotation).view_as(z) for z in (q, k))
         if cache is not None:
             q, k, v = cache.append(q, k, v, self.score.lookback)
-        y = self.score(q, k, v, maps)[:, -T:]                             # (B, T, H, d)
-        return self.dropout(self.c_proj(y.reshape(B, T, C)))
+        return self.score(q, k, v, maps)[:, -T:]
 
 class SwiGLUProj(torch.autograd.Function):
     """(silu(gate) * up) @ w^T, keeping only gate and up: plain autograd keeps four tensors of width d_ff, this two."""
@@ -608,9 +643,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
-        self.norm_1 = RMSNorm(config.n_embd)
+        self.norm_1 = RMSNorm(config.n_embd, config)
         self.attn = Attention(config, layer)
-        self.norm_2 = RMSNorm(config.n_embd)
+        self.norm_2 = RMSNorm(config.n_embd, config)
         self.mlp = MLP(config)
 
     def forward(self, x, rotation=None, cache=None, maps=None):
@@ -634,7 +669,7 @@ class GPT(nn.Module):
             wte=nn.Embedding(config.vocab_size, config.n_embd),
             drop=nn.Dropout(config.dropout),
             h=nn.ModuleList(Block(config, layer) for layer in range(config.n_layer)),
-            norm_f=RMSNorm(config.n_embd),
+            norm_f=RMSNorm(config.n_embd, config),
         ))
         if config.pos == 'learned':
             self.transformer['wpe'] = nn.Embedding(config.n_pos, config.n_embd)

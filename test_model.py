@@ -15,6 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from model import ATTENTIONS, COUPLINGS, GPT, GPTConfig, SIZES, Coupling, Diff, MTA
 
+torch.set_num_threads(1)  # the models here are tiny
+
 V2_COUPLINGS = ['one_way', 'alternating', 'simultaneous', 'cross_mlp', 'linear_mix', 'independent']
 EVERY = [(a, c) for a in ATTENTIONS for c in ['none', *COUPLINGS]]
 
