@@ -42,8 +42,7 @@ from train import PEAK_FLOPS
 # settings: override them by config files and --key=value; --help prints them
 
 size = 'tiny'             # tiny | 60m | 150m | 455m
-variants = ('standard,plain,one_way,alternating,gqa,diff,diff+alternating,'
-            'mta,mta+alternating,qk_norm,qk_norm+alternating')  # joined by commas; standard is always measured
+variants = 'standard,plain,alternating,diff,diff+alternating,mta,mta+alternating,qk_norm,qk_norm+alternating'  # standard is always measured
 block_size = 256          # T, tokens in a sequence
 batch_size = 2            # B, sequences in a step, or generated at once
 vocab_size = 50257        # GPT-2 BPE; the head is a large part of a small model
@@ -53,15 +52,14 @@ loss_chunk = -1           # compute the loss for so many tokens at a time; 0: al
 device = 'auto'           # auto | cpu | cuda | cuda:N
 dtype = 'auto'            # auto | float32 | bfloat16, of matrix products; auto: float32 on a CPU, bfloat16 on a GPU
 seed = 1337               # of the weights, the tokens and the order within a round, >= 0
-# --decode: instead, tokens/s of generation
-decode = False
+# instead of the cost tables:
+decode = False            # generation with the KV cache: tokens/s, time of a token, bytes of the cache
 contexts = '512,2048'     # positions that are filled when generation ends
 new_tokens = 32           # tokens to generate: the first reads the prompt and is timed apart
-# --scaling: instead, tokens/s and kept bytes against T, at batch_size, and against the size, at block_size too
-scaling = False
-lengths = '256,512,1024,2048,4096'  # the T's
-sizes = 'tiny,60m,150m'   # the sizes
-png = ''                  # draw the figure into this file; needs matplotlib
+scaling = False           # tokens/s and kept bytes against T and against the size of the model, with growth exponents
+lengths = '256,512,1024,2048,4096'  # the T's, at `size` and `batch_size`
+sizes = 'tiny,60m,150m'   # the sizes, at `block_size` and `batch_size`
+png = ''                  # file to draw the scaling figure into; needs matplotlib
 defaults = {k: v for k, v in globals().items() if k[0] != '_' and type(v) in (bool, int, float, str)}
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -318,6 +316,7 @@ def draw(cfg, out):
                 panel.loglog(s['x'], s[key], marker='o', label=f'{name} ({show(s[of + "_exponent"])})')
             panel.set(xlabel=f'T, {cfg.size}' if axis == 'T' else f'parameters, T = {cfg.block_size}',
                       ylabel=('tokens/s', 'bytes kept for backward')[row])
+            panel.set_xscale('log', base=2 if axis == 'T' else 10)
             panel.grid(alpha=0.3)
             panel.legend(fontsize=8, title_fontsize=8, title=f'exponent of {of.replace("_", " ")}')
     figure.suptitle(f'forward+backward, batch {cfg.batch_size}, {cfg.mode}, {cfg.dtype}, {cfg.name}')
