@@ -701,7 +701,7 @@ def mqar(settings: dict) -> Callable:
     try:
         kvs, lens = ([int(x) for x in str(settings[key]).split(',')] for key in ('kv', 'len'))
     except ValueError:
-        raise DataError(f'--kv={settings["kv"]} --len={settings["len"]}: expected integers: --kv=4,8 --len=64') from None
+        raise DataError(f'--kv={settings["kv"]} --len={settings["len"]}: expected integers, as 4,8') from None
     n = max(len(kvs), len(lens))
     if {len(kvs), len(lens)} - {1, n}:
         raise DataError(f'--kv has {len(kvs)} values and --len {len(lens)}: give as many of each (pairs), or one')
@@ -786,11 +786,13 @@ def load_hub(name: str, settings: dict, repo: str, config: str | None, wanted: l
     endpoint, offline = os.environ.get('HF_ENDPOINT', 'https://huggingface.co'), False
     if local:
         root = local.parent if local.is_file() else local
-        glob = lambda patterns: [p for pattern in patterns.split(',') for p in root.glob(pattern)]
-        found = [local] if local.is_file() else glob(patterns) if patterns else glob(include) or glob('**/*')
-        found = [p for p in found if re.search(r'\.(parquet|jsonl(\.gz|\.zst)?)$', p.name)]
-        names = sorted(p.relative_to(root).as_posix() for p in found)
-        files = {split: [str(root / x) for x in group] for split, group in by_split(names, wanted, local).items()}
+
+        def match(patterns: str) -> list[str]:
+            paths = (p.relative_to(root).as_posix() for pattern in patterns.split(',') for p in root.glob(pattern))
+            return sorted(p for p in paths if re.search(r'\.(parquet|jsonl(\.gz|\.zst)?)$', p))
+        names = [local.name] if local.is_file() else match(patterns) if patterns else match(include) or match('**/*')
+        groups = by_split(names, wanted, local / patterns)
+        files = {split: [str(root / name) for name in group] for split, group in groups.items()}
         source = str(local)
     else:
         files = by_split(patterns.split(','), wanted, f'--data_files={patterns}') if patterns else None
