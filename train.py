@@ -175,7 +175,8 @@ def evaluate(model, tokens, block_size, batch_size, device='cpu', autocast=nullc
         n = int((y != -1).sum())
         with autocast:
             loss = model(to_tensor(x, device), to_tensor(y, device), loss_chunk=loss_chunk)[1]
-        total += torch.stack([loss.double() * n, torch.full_like(total[0], n)])
+        total[0] += loss.double() * n
+        total[1] += n
     if dist.is_initialized():
         dist.all_reduce(total)
     model.train(was_training)
@@ -240,11 +241,13 @@ def prune_metrics(path, step, evaluated, max_iters):
     if os.path.exists(path):
         with open(path, encoding='utf-8', errors='replace') as f:
             for line in f:
-                if line.endswith('}\n'):  # else the run was killed in the middle of it
+                try:
                     record = json.loads(line)
                     done = evaluated if 'val_loss' in record else step
                     if record['step'] <= done and not (record.get('final') and step < max_iters):
                         kept.append(line)
+                except (ValueError, LookupError, TypeError):
+                    pass  # half a line: the run was killed in the middle of it
     with open(path + '.tmp', 'w', encoding='utf-8') as f:
         f.writelines(kept)
         f.flush()
@@ -410,8 +413,10 @@ def main(argv):
         if start['tokenizer'] != corpus.tokenizer_state:
             refuse(f'{cfg.init_from} was trained with another tokenizer than that of {corpus.path}')
         new = load_weights(raw_model, start['model'], cfg.init_from)
-        say(f'starting from {cfg.init_from}' + (f', new: {", ".join(new)}' if new else ''))
+        say(f'new run from {cfg.init_from}' + (f', beside it new: {", ".join(new)}' if new else ''))
         del start
+    else:
+        say('new run')
     raw_model.to(device)
 
     def evaluate_on(tokens):
