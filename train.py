@@ -99,9 +99,8 @@ MAY_CHANGE = {'out_dir', 'init_from', 'overwrite', 'max_iters', 'eval_interval',
 FORMAT = 'qk-coupling train.py 1'  # stands in every checkpoint
 PEAK_FLOPS = {'H100 PCIe': 756e12, 'H100': 989e12, 'H200': 989e12, 'A100': 312e12}  # dense bf16, from the data sheets
 
-rank = int(os.environ.get('RANK', 0))  # torchrun sets these three
-local_rank = int(os.environ.get('LOCAL_RANK', 0))
-world_size = int(os.environ.get('WORLD_SIZE', 1))
+rank, local_rank, world_size, restarts = (int(os.environ.get(name, default)) for name, default in (  # set by torchrun
+    ('RANK', 0), ('LOCAL_RANK', 0), ('WORLD_SIZE', 1), ('TORCHELASTIC_RESTART_COUNT', 0)))
 
 # ----------------------------------------------------------------------------------------------------------------------
 # the pieces, each usable on its own
@@ -360,7 +359,12 @@ def main(argv):
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision('high')  # TF32
     if world_size > 1:
-        dist.init_process_group(cfg.backend if cfg.backend != 'auto' else 'nccl' if kind == 'cuda' else 'gloo')
+        store = None
+        if restarts and int(os.environ['LOCAL_WORLD_SIZE']) == world_size:
+            # torchrun's store outlives a restart and still holds the addresses of the dead processes: use fresh names
+            store = dist.PrefixStore(f'restart {restarts}', next(dist.rendezvous('env://'))[0])
+        backend = cfg.backend if cfg.backend != 'auto' else 'nccl' if kind == 'cuda' else 'gloo'
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
     dtype = cfg.dtype
     if dtype == 'auto':
         dtype = 'float32' if kind == 'cpu' else 'bfloat16' if torch.cuda.is_bf16_supported(False) else 'float16'
@@ -391,7 +395,7 @@ def main(argv):
     last = os.path.join(cfg.out_dir, 'last.pt')
     old = on_rank_0(lambda: [f for f in glob.glob(os.path.join(glob.escape(cfg.out_dir), '*'))
                              if re.fullmatch(r'(last|best|ckpt_\d+)\.pt|metrics\.jsonl', os.path.basename(f))])
-    if int(os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)):
+    if restarts:
         cfg.overwrite = False  # a restart by torchrun erases nothing
     state, fresh = None, True
     if cfg.init_from == 'resume' or cfg.init_from == 'auto' and any(f.endswith('.pt') for f in old):
@@ -513,7 +517,8 @@ def main(argv):
             log(dict(step=step, val_loss=val_loss, val_perplexity=perplexity(val_loss), **final))
             say(f'step {step}: val loss {val_loss:.4f}, perplexity {perplexity(val_loss):.2f} per token, {n:,} tokens scored'
                 + (', the best' if best else ''))
-            save(*['best.pt'] * best, *[f'ckpt_{step:06d}.pt'] * (cfg.keep > 0), 'last.pt')
+            # last.pt is the last file to be written, so a run killed in between repeats this; it is the first at step 0
+            save(*['best.pt'] * best, *[f'ckpt_{step:06d}.pt'] * (cfg.keep > 0 and step > 0), 'last.pt')
         if step == cfg.max_iters:
             break
 
