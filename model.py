@@ -560,7 +560,7 @@ class KVCache:
         self.k[:, self.n:end], self.v[:, self.n:end] = k, v
         self.n = end
         q = torch.cat([self.q, q], dim=1)
-        self.q = q[:, max(0, q.size(1) - lookback):]
+        self.q = q[:, max(0, q.size(1) - lookback):].clone()
         return q, self.k[:, :end], self.v[:, :end]
 
 aten = torch.ops.aten
@@ -752,7 +752,8 @@ class GPT(nn.Module):
         if targets is None:
             return self.lm_head(x[:, [-1]]), None
         if loss_chunk and hasattr(F, 'linear_cross_entropy'):
-            options = nn.LinearCrossEntropyOptions(batch_chunk_size=loss_chunk, chunking_method=None)
+            options = nn.LinearCrossEntropyOptions(batch_chunk_size=loss_chunk, chunking_method=None,
+                                                   allow_retain_graph=torch.compiler.is_compiling())
             return None, F.linear_cross_entropy(x.flatten(0, 1), self.lm_head.weight, targets.flatten(),
                                                 ignore_index=-1, options=options)
         logits = self.lm_head(x)                                          # (B, T, V)
