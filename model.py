@@ -166,9 +166,17 @@ class Alternating(nn.Module):
 class LeanAlternating(torch.autograd.Function):
     """`Alternating` that keeps only its outputs, which attention keeps anyway, and recomputes the nets in backward.
 
-    k comes back by the inverse map; q is not needed, since d loss/d s1 = dq' * q exp(s1) = dq' * (q' - t1). In half
-    precision k is kept instead: there the inverse would amplify rounding by up to exp(3).
+    q is not needed, since d loss/d s1 = dq' * q exp(s1) = dq' * (q' - t1). k comes back by the inverse map, or is kept
+    where that would lose precision.
     """
+    @staticmethod
+    def invertible(k_new, e):
+        """k = (k' - t) / exp(s) is as wrong as the rounding of k' / exp(s): below 64 ulp of 1, and not in bfloat16.
+        Not on a GPU, where looking at the numbers would stall it, nor in a compiled graph, which cannot look (ours)."""
+        if k_new.is_cuda or torch.compiler.is_compiling() or k_new.element_size() < 4:
+            return False
+        return bool((k_new / e).abs_().max() < 64)
+
     @staticmethod
     def net(c, w1, w2, b):
         h = F.linear(c, w1.type_as(c))                                    # (B, T, K, d)
@@ -192,7 +200,7 @@ class LeanAlternating(torch.autograd.Function):
         q_new = torch.addcmul(t, full(q), e).type_as(q)
         e, t = LeanAlternating.net(to_k_heads(q_new, k.size(2)), v1, v2, b2)[-2:]
         k_new = torch.addcmul(t, full(k), e).type_as(k)
-        ctx.save_for_backward(q_new, k_new, k if k.element_size() < 4 else None, w1, w2, b1, v1, v2, b2)
+        ctx.save_for_backward(q_new, k_new, None if LeanAlternating.invertible(k_new, e) else k, w1, w2, b1, v1, v2, b2)
         return q_new, k_new
 
     @staticmethod
