@@ -70,19 +70,15 @@ def tokenizer_of(state, path: str):
 
 
 def set_up(device: str, dtype: str):
-    """(device, autocast context) by the rules of train.py."""
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if not re.fullmatch(r'auto|cpu|cuda(:\d+)?', device) or device[:4] == 'cuda' and int(device[5:] or 0) >= gpus:
-        refuse(f'--device={device}: expected auto, cpu or, of the {gpus} GPUs that PyTorch sees here, cuda:N')
-    if dtype not in ('auto', 'float32', 'bfloat16', 'float16'):
-        refuse(f'--dtype={dtype}: expected auto, float32, bfloat16 or float16')
-    kind = 'cuda' if device[:4] == 'cuda' or device == 'auto' and gpus else 'cpu'
+    """(device, autocast context) by the rules of train.py, which also refuses what is not there."""
+    train.check(SimpleNamespace(**train.defaults | dict(device=device, dtype=dtype)))
+    kind = 'cuda' if device[:4] == 'cuda' or device == 'auto' and torch.cuda.is_available() else 'cpu'
     if kind == 'cuda':
         torch.set_float32_matmul_precision('high')
     if dtype == 'auto':
         dtype = 'float32' if kind == 'cpu' else 'bfloat16' if torch.cuda.is_bf16_supported(False) else 'float16'
-    return (kind if device == 'auto' else device,
-            nullcontext() if dtype == 'float32' else torch.amp.autocast(kind, getattr(torch, dtype)))
+    autocast = nullcontext() if dtype == 'float32' else torch.amp.autocast(kind, getattr(torch, dtype))
+    return kind if device == 'auto' else device, autocast
 
 # ----------------------------------------------------------------------------------------------------------------------
 # scores of tokens
@@ -110,11 +106,9 @@ def log_likelihoods(model, pairs, batch_size, device='cpu', autocast=nullcontext
     for lo in prepare.progress(range(0, len(order), batch_size), desc=name, unit=' batches'):
         batch = order[lo:lo + batch_size]
         sequences = [torch.tensor((pairs[i][0] + pairs[i][1])[-size - 1:]) for i in batch]
+        labels = [F.pad(ids[-len(pairs[i][1]):], (len(ids) - 1 - len(pairs[i][1]), 0), value=-1) for i, ids in zip(batch, sequences)]
         x = nn.utils.rnn.pad_sequence([ids[:-1] for ids in sequences], batch_first=True).to(device)
-        y = torch.full_like(x, -1)                                        # (B, T)
-        for row, (i, ids) in enumerate(zip(batch, sequences)):
-            n = len(pairs[i][1])
-            y[row, len(ids) - 1 - n:len(ids) - 1] = ids[-n:]
+        y = nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=-1).to(device)
         with autocast:
             logits = model(x, y)[0]                                       # (B, T, V)
         scores[batch] = -token_nll(logits, y).sum(1).cpu().numpy()
@@ -122,25 +116,11 @@ def log_likelihoods(model, pairs, batch_size, device='cpu', autocast=nullcontext
     return scores, greedy
 
 
-class PerWindow(nn.Module):
-    """The model, which also notes for each row it sees the mean loss and the number of scored tokens."""
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.losses, self.tokens = model, [], []
-
-    def forward(self, x, y, loss_chunk=0):
-        logits, loss = self.model(x, y)
-        n = (y != -1).sum(1)
-        self.tokens += n.tolist()
-        self.losses += (token_nll(logits, y).sum(1) / n).tolist()
-        return logits, loss
-
-
-def mean_se(values, weights=None):
+def mean_se(values, weights=1):
     """Weighted mean of one value an example and its standard error (None for one example), as of a ratio estimator:
     with equal weights the sample standard deviation over sqrt(n)."""
     values, n = np.asarray(values, dtype=np.float64), len(values)
-    weights = np.ones(n) if weights is None else np.asarray(weights)
+    weights = np.broadcast_to(weights, n)
     mean = (values * weights).sum() / weights.sum()
     se = np.sqrt(n / max(n - 1, 1) * ((weights * (values - mean)) ** 2).sum()) / weights.sum()
     return float(mean), float(se) if n > 1 else None
@@ -209,16 +189,23 @@ def ppl(env):
         refuse(f'--stride={stride}: expected 1 to {size}, the block_size of the model, or 0')
 
     def run():
-        model = PerWindow(env.model)
+        losses, weights = [], []  # of each window
+
+        def note(model, inputs, output):
+            n = (inputs[1] != -1).sum(1)
+            losses.extend((token_nll(output[0], inputs[1]).sum(1) / n).tolist())
+            weights.extend(n.tolist())
+        hook = env.model.register_forward_hook(note)
         data = overlapping(tokens, size, stride) if 0 < stride < size else tokens
-        loss, n = train.evaluate(model, data, size, env.batch_size, env.device, env.autocast)
+        loss, n = train.evaluate(env.model, data, size, *env.how)
+        hook.remove()
         n_bytes, n_words = text_size(tokenizer, np.asarray(tokens[1:]))
-        rows = [('nats_per_token', loss, mean_se(model.losses, model.tokens)[1], n),
+        rows = [('nats_per_token', loss, mean_se(losses, weights)[1], n),
                 ('perplexity_per_token', train.perplexity(loss), None, n),
                 ('bits_per_byte', loss * n / n_bytes / math.log(2), None, n_bytes),
                 ('perplexity_per_word', train.perplexity(loss * n / n_words), None, n_words)]
-        return rows, dict(data=corpus.sha256[env.cfg.split], block_size=size, stride=stride,
-                          values={'nats_per_token': model.losses}, weights=model.tokens)
+        return rows, dict(data=corpus.sha256[env.cfg.split], block_size=size, stride=stride, weights=weights,
+                          values={'nats_per_token': losses})
     return run
 
 
@@ -266,7 +253,7 @@ def hellaswag(env):
 
 def mqar(env):
     """Share of a row's questions whose answer is the likeliest of all tokens, for each (kv, length)."""
-    corpus, size = open_corpus(env), env.model.config.block_size
+    corpus, size, (batch_size, device, autocast) = open_corpus(env), env.model.config.block_size, env.how
     x, y = corpus.rows(env.cfg.split)
     if x.shape[1] > size:
         refuse(f'{corpus.path} has rows of {x.shape[1]} tokens, but the block_size of the model is {size}')
@@ -278,9 +265,9 @@ def mqar(env):
         right = {}
         for name, chosen in kinds.items():
             right[name] = []
-            for lo in prepare.progress(range(0, len(chosen), env.batch_size), desc=f'mqar {name}', unit=' batches'):
-                ids, labels = (train.to_tensor(z[chosen[lo:lo + env.batch_size]], env.device) for z in (x, y))
-                with env.autocast:
+            for lo in prepare.progress(range(0, len(chosen), batch_size), desc=f'mqar {name}', unit=' batches'):
+                ids, labels = (train.to_tensor(z[chosen[lo:lo + batch_size]], device) for z in (x, y))
+                with autocast:
                     answers = env.model(ids, labels)[0].argmax(-1)        # (B, T)
                 right[name] += ((answers == labels).sum(1) / (labels != -1).sum(1)).tolist()
         return accuracies(right, dict(data=corpus.sha256[env.cfg.split], indices={k: c.tolist() for k, c in kinds.items()}))
@@ -302,9 +289,7 @@ def main(argv):
         refuse(f'--json={cfg.json}: expected a file in a folder that is there and writable')
     device, autocast = set_up(cfg.device, cfg.dtype)
     model, state = load(cfg.ckpt, device)
-    batch_size = cfg.batch_size or state['config']['batch_size']
-    env = SimpleNamespace(cfg=cfg, model=model, state=state, device=device, autocast=autocast, batch_size=batch_size,
-                          how=(batch_size, device, autocast))
+    env = SimpleNamespace(cfg=cfg, model=model, state=state, how=(cfg.batch_size or state['config']['batch_size'], device, autocast))
     plans = {name: TASKS[name](env) for name in names}
 
     print(f'{cfg.ckpt}: {model.config.attention} attention, coupling {model.config.coupling}, '

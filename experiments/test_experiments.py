@@ -342,7 +342,7 @@ def command(script, *argv, cwd='/'):
     (evaluate, ['--ckpt={ckpt}', '--tasks=ppl,glue'], ["'glue'", 'ppl,lambada,hellaswag,mqar']),
     (evaluate, ['--ckpt={ckpt}', '--limit=-1'], ['--limit=-1']),
     (evaluate, ['--ckpt={ckpt}', '--json=no/such/folder.json'], ['no/such/folder.json']),
-    (evaluate, ['--ckpt={ckpt}', '--device=tpu'], ['--device=tpu']),
+    (evaluate, ['--ckpt={ckpt}', '--device=tpu'], ["device = 'tpu'"]),
     (sample, ['--ckpt={ckpt}', '--prompt='], ['--prompt']),
     (sample, ['--ckpt={ckpt}', '--temperature=-1'], ['--temperature=-1']),
     (sample, ['--ckpt=nowhere.pt'], ['nowhere.pt', 'No such file']),

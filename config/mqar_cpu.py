@@ -1,0 +1,28 @@
+# Multi-query associative recall on two CPU cores: rows of 64 tokens that state 4 key-value pairs and then ask for them.
+#
+#     python prepare.py mqar --kv=4 --len=64 --out=mqar_4_64
+#     python train.py config/mqar_cpu.py
+#     python experiments/evaluate.py --ckpt=out/mqar_cpu/last.pt --tasks=mqar --limit=0
+#
+# The model is smaller than the paper's (config/mqar.py). All values are ours; the vocabulary of 8192 and the task are Zoology's.
+
+out_dir = 'out/mqar_cpu'
+dataset = 'mqar_4_64'
+
+n_layer = 2  # one finds the key before a value, one finds the key that is asked: fewer cannot
+n_head = 2
+n_embd = 128
+block_size = 64
+
+# 64 rows x 4 questions = 256 answers an update; 1500 updates = 96,000 rows, less than one pass over the 100,000
+batch_size = 64
+gradient_accumulation_steps = 1
+max_iters = 1500
+lr_decay_iters = max_iters
+warmup_iters = 50
+learning_rate = 3e-3
+min_lr = learning_rate / 10
+
+eval_interval = 250
+eval_iters = 16  # 16 batches of 64 rows; evaluate.py scores all
+log_interval = 50
