@@ -18,11 +18,12 @@ Sources, cited by their short names below:
 """
 import hashlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 import torch.nn as nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
@@ -46,7 +47,12 @@ class GPTConfig:
     coupling: str = 'none'        # none | a key of COUPLINGS
     coupling_rounds: int = 1      # how often the coupling is applied
     flash: bool = True            # False: attention by explicit T x T softmax maps
-    lean: bool = True             # False: plain autograd; True: recompute cheap intermediates in backward, same numbers
+    lean: bool = True             # recompute cheap intermediates in backward; False: plain autograd, which second
+                                  # derivatives, torch.func and hooks on the coupling's nets and mlp.c_proj need
+
+    @property
+    def d_head(self):
+        return self.n_embd // self.n_head
 
     def validate(self):
         """Fill in the derived sizes; raise ValueError naming the key, its value and what was expected."""
@@ -61,7 +67,7 @@ class GPTConfig:
             need(type(getattr(self, key)) is bool, key, 'True or False')
         self.n_kv_head = self.n_kv_head or self.n_head
         self.d_ff = self.d_ff or 4 * self.n_embd
-        need(0.0 <= self.dropout < 1.0, 'dropout', 'a number in [0, 1)')
+        need(isinstance(self.dropout, (int, float)) and 0 <= self.dropout < 1, 'dropout', 'a number in [0, 1)')
         need(self.n_embd % self.n_head == 0, 'n_embd', f'a multiple of n_head={self.n_head}')
         need(self.n_head % self.n_kv_head == 0, 'n_kv_head', f'a divisor of n_head={self.n_head}')
         need(self.pos in ('learned', 'rope'), 'pos', 'learned or rope')
@@ -69,10 +75,11 @@ class GPTConfig:
         need(self.coupling == 'none' or self.coupling in COUPLINGS, 'coupling', 'one of none, ' + ', '.join(COUPLINGS))
         need(self.pos == 'rope' or self.block_size <= self.n_pos, 'block_size',
              f'at most n_pos={self.n_pos}, the rows of the learned position table (or pos=rope)')
-        maps = ATTENTIONS[self.attention].maps * (2 if self.pos == 'rope' else 1)
-        need((self.n_embd // self.n_head) % maps == 0, 'n_embd', f'a head width n_embd/n_head divisible by {maps} '
-             f'for attention={self.attention} with pos={self.pos} (it is {self.n_embd // self.n_head})')
-        rounds = COUPLINGS[self.coupling].max_rounds if self.coupling != 'none' else 1
+        parts = ATTENTIONS[self.attention].n_maps * (2 if self.pos == 'rope' else 1)
+        need(self.d_head % parts == 0, 'n_embd', f'a head width n_embd/n_head divisible by {parts} for '
+             f'attention={self.attention} with pos={self.pos} (it is {self.d_head})')
+        need(self.d_head > 1 or self.coupling != 'independent', 'n_embd', 'heads wider than 1 for coupling=independent')
+        rounds = getattr(COUPLINGS.get(self.coupling), 'max_rounds', 1)
         need(self.coupling_rounds <= rounds, 'coupling_rounds', f'at most {rounds} for coupling={self.coupling}')
         return self
 
@@ -103,6 +110,13 @@ def to_k_heads(x, n_kv_head):
 def full(x):
     """float32 at least: exp and clamp are done in full precision under autocast."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+def affine(z, s, t):
+    """z exp(s) + t"""
+    return torch.addcmul(t, full(z), s.exp()).type_as(z)
+
+def affine_inverse(z, s, t):
+    return ((full(z) - t) * (-s).exp()).type_as(z)
 
 class Net(nn.Module):
     """Linear -> SiLU -> Linear on the last dimension, applied to `uses` heads of a token.
@@ -137,30 +151,26 @@ class Alternating(nn.Module):
 
     The second half reads the UPDATED first half, so the map is undone by running it backwards: `inverse`.
     """
-    max_rounds = 16  # each round has its own nets
+    max_rounds = 16  # each with nets of its own
 
-    def __init__(self, d, n_head, n_kv_head, lean):
+    def __init__(self, config):
         super().__init__()
-        self.lean = lean
-        self.net_q = AffineNet(d, n_kv_head)  # reads k, moves q
-        self.net_k = AffineNet(d, n_kv_head)  # reads q, moves k
+        self.lean = config.lean
+        self.net_q = AffineNet(config.d_head, config.n_kv_head)  # reads k, moves q
+        self.net_k = AffineNet(config.d_head, config.n_kv_head)  # reads q, moves k
 
     def forward(self, q, k):
-        if self.lean:
+        if self.lean and torch.is_grad_enabled():
             n1, n2 = self.net_q, self.net_k
             return LeanAlternating.apply(q, k, n1.hidden.weight, n1.out.weight, n1.out.bias,
                                          n2.hidden.weight, n2.out.weight, n2.out.bias)
-        s, t = (to_q_heads(x, q.size(2)) for x in self.net_q(k))
-        q = (full(q) * s.exp() + t).type_as(q)
-        s, t = self.net_k(to_k_heads(q, k.size(2)))
-        k = (full(k) * s.exp() + t).type_as(k)
+        q = affine(q, *(to_q_heads(x, q.size(2)) for x in self.net_q(k)))
+        k = affine(k, *self.net_k(to_k_heads(q, k.size(2))))
         return q, k
 
     def inverse(self, q, k):
-        s, t = self.net_k(to_k_heads(q, k.size(2)))
-        k = ((full(k) - t) * (-s).exp()).type_as(k)
-        s, t = (to_q_heads(x, q.size(2)) for x in self.net_q(k))
-        q = ((full(q) - t) * (-s).exp()).type_as(q)
+        k = affine_inverse(k, *self.net_k(to_k_heads(q, k.size(2))))
+        q = affine_inverse(q, *(to_q_heads(x, q.size(2)) for x in self.net_q(k)))
         return q, k
 
 class LeanAlternating(torch.autograd.Function):
@@ -170,52 +180,55 @@ class LeanAlternating(torch.autograd.Function):
     where that would lose precision.
     """
     @staticmethod
-    def invertible(k_new, e):
-        """k = (k' - t) / exp(s) is as wrong as the rounding of k' / exp(s): below 64 ulp of 1, and not in bfloat16.
-        Not on a GPU, where looking at the numbers would stall it, nor in a compiled graph, which cannot look (ours)."""
-        if k_new.is_cuda or torch.compiler.is_compiling() or k_new.element_size() < 4:
+    def invertible(k, k_new, e):
+        """k = (k' - t) / exp(s) is as wrong as the rounding of k' / exp(s): at most 64 ulp of k, and not in bfloat16.
+        Only on a CPU: looking at the numbers would stall a GPU, and a compiled graph cannot look (ours)."""
+        if k.device.type != 'cpu' or torch.compiler.is_compiling() or k.element_size() < 4 or not k.numel():
             return False
-        return bool((k_new / e).abs_().max() < 64)
+        return bool((k_new / e).abs_().max() < 64 * k.abs().max())
 
     @staticmethod
     def net(c, w1, w2, b):
-        h = F.linear(c, w1.type_as(c))                                    # (B, T, K, d)
+        """AffineNet on c (B, T, K, d): hidden before and after SiLU, log-scale before the clamp, scale, shift."""
+        h = F.linear(c, w1.type_as(c))
         a = F.silu(h)
         s, t = full(F.linear(a, w2.type_as(c), b.type_as(c))).chunk(2, dim=-1)
         return h, a, s, s.clamp(-CLAMP, CLAMP).exp_(), t
 
     @staticmethod
     def net_backward(c, h, a, s, ds, dt, w1, w2):
-        """Gradients of the net's input and parameters from those of its log-scale and shift."""
+        """Gradients of c and of the parameters from those of log-scale and shift."""
         dout = c.new_empty(*c.shape[:-1], 2 * c.size(-1))                 # (B, T, K, 2d)
         dout[..., :c.size(-1)] = torch.ops.aten.hardtanh_backward(ds, s, -CLAMP, CLAMP)
         dout[..., c.size(-1):] = dt
         dh = torch.ops.aten.silu_backward(dout @ w2.type_as(c), h)
         flat = lambda x: x.flatten(0, -2)                                 # (B*T*K, .)
-        return dh @ w1.type_as(c), flat(dh).t() @ flat(c), flat(dout).t() @ flat(a), flat(dout).sum(0)
+        return full(dh @ w1.type_as(c)), flat(dh).t() @ flat(c), flat(dout).t() @ flat(a), flat(dout).sum(0)
 
     @staticmethod
-    def forward(ctx, q, k, w1, w2, b1, v1, v2, b2):
+    def forward(ctx, q, k, w1, w2, b1, u1, u2, b2):
         e, t = (to_q_heads(x, q.size(2)) for x in LeanAlternating.net(k, w1, w2, b1)[-2:])
         q_new = torch.addcmul(t, full(q), e).type_as(q)
-        e, t = LeanAlternating.net(to_k_heads(q_new, k.size(2)), v1, v2, b2)[-2:]
+        e, t = LeanAlternating.net(to_k_heads(q_new, k.size(2)), u1, u2, b2)[-2:]
         k_new = torch.addcmul(t, full(k), e).type_as(k)
-        ctx.save_for_backward(q_new, k_new, None if LeanAlternating.invertible(k_new, e) else k, w1, w2, b1, v1, v2, b2)
+        k = None if LeanAlternating.invertible(k, k_new, e) else k
+        ctx.save_for_backward(q_new, k_new, k, w1, w2, b1, u1, u2, b2)
         return q_new, k_new
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dq, dk):
-        q_new, k_new, k, w1, w2, b1, v1, v2, b2 = ctx.saved_tensors
+        q_new, k_new, k, w1, w2, b1, u1, u2, b2 = ctx.saved_tensors
         n_head, n_kv_head = q_new.size(2), k_new.size(2)
+        dq, dk = full(dq), full(dk)
         # k' = k exp(s) + t, with (s, t) read from q'
-        c, dk = to_k_heads(q_new, n_kv_head), full(dk)
-        h, a, s, e, t = LeanAlternating.net(c, v1, v2, b2)
-        k_less_t = full(k_new) - t
-        dc, dv1, dv2, db2 = LeanAlternating.net_backward(c, h, a, s, dk * k_less_t, dk, v1, v2)
-        if k is None:
-            k = (k_less_t / e).type_as(k_new)
+        c = to_k_heads(q_new, n_kv_head)
+        h, a, s, e, t = LeanAlternating.net(c, u1, u2, b2)
+        scaled = full(k_new) - t if k is None else full(k) * e            # k exp(s)
+        k = (scaled / e).type_as(k_new) if k is None else k
+        dc, du1, du2, db2 = LeanAlternating.net_backward(c, h, a, s, dk * scaled, dk, u1, u2)
+        dq = dq + to_q_heads(dc, n_head) / (n_head // n_kv_head)
         dk = dk * e
-        dq = full(dq) + to_q_heads(full(dc), n_head) / (n_head // n_kv_head)
         # q' = q exp(s) + t, with (s, t) read from k
         h, a, s, e, t = LeanAlternating.net(k, w1, w2, b1)
         ds, dt = dq * (full(q_new) - to_q_heads(t, n_head)), dq
@@ -223,41 +236,40 @@ class LeanAlternating(torch.autograd.Function):
             ds, dt = (x.unflatten(2, (n_kv_head, -1)).sum(3) for x in (ds, dt))
         dc, dw1, dw2, db1 = LeanAlternating.net_backward(k, h, a, s, ds, dt, w1, w2)
         dq = dq * to_q_heads(e, n_head)
-        return dq.type_as(q_new), (dk + full(dc)).type_as(k_new), dw1, dw2, db1, dv1, dv2, db2
+        return dq.type_as(q_new), (dk + dc).type_as(k_new), dw1, dw2, db1, du1, du2, db2
 
 class Simultaneous(Alternating):
     """Control of [v2]: as alternating, but both halves read the ORIGINAL q and k. Not invertible in general."""
     inverse = None
 
     def forward(self, q, k):
-        s1, t1 = (to_q_heads(x, q.size(2)) for x in self.net_q(k))
-        s2, t2 = self.net_k(to_k_heads(q, k.size(2)))
-        return (full(q) * s1.exp() + t1).type_as(q), (full(k) * s2.exp() + t2).type_as(k)
+        return (affine(q, *(to_q_heads(x, q.size(2)) for x in self.net_q(k))),
+                affine(k, *self.net_k(to_k_heads(q, k.size(2)))))
 
 class OneWay(nn.Module):
     """[v2] q' = q exp(a_h) + f(k), k' = k; a_h one log-scale a head, f two-layer (ours)."""
-    max_rounds = 16  # each round has its own net
+    max_rounds = 16  # each with a net of its own
 
-    def __init__(self, d, n_head, n_kv_head, lean):
+    def __init__(self, config):
         super().__init__()
-        self.log_scale = nn.Parameter(torch.zeros(n_head, 1))
-        self.net = Net(d, d, d, n_kv_head)
+        self.log_scale = nn.Parameter(torch.zeros(config.n_head))
+        self.net = Net(config.d_head, config.d_head, config.d_head, config.n_kv_head)
+
+    def scale_and_shift(self, k):
+        return full(self.log_scale)[:, None], full(to_q_heads(self.net(k), len(self.log_scale)))
 
     def forward(self, q, k):
-        s = full(self.log_scale).clamp(-CLAMP, CLAMP)
-        return (full(q) * s.exp() + full(to_q_heads(self.net(k), q.size(2)))).type_as(q), k
+        return affine(q, *self.scale_and_shift(k)), k
 
     def inverse(self, q, k):
-        s = full(self.log_scale).clamp(-CLAMP, CLAMP)
-        return ((full(q) - full(to_q_heads(self.net(k), q.size(2)))) * (-s).exp()).type_as(q), k
+        return affine_inverse(q, *self.scale_and_shift(k)), k
 
 class CrossMLP(nn.Module):
     """Control of [v2]: (q', k') = (q, k) + MLP([q; k]); a key head takes the mean of its group's updates (ours)."""
-    max_rounds = 1
-
-    def __init__(self, d, n_head, n_kv_head, lean):
+    def __init__(self, config):
         super().__init__()
-        self.net = Net(2 * d, 2 * d, 2 * d, n_head)
+        d = config.d_head
+        self.net = Net(2 * d, 2 * d, 2 * d, config.n_head)
 
     def forward(self, q, k):
         dq, dk = self.net(torch.cat([q, to_q_heads(k, q.size(2))], dim=-1)).chunk(2, dim=-1)
@@ -265,11 +277,9 @@ class CrossMLP(nn.Module):
 
 class LinearMix(nn.Module):
     """Control of [v2]: [q'; k'] = M_h [q; k], one 2d x 2d matrix a head. Stored as M_h - I, which starts at zero (ours)."""
-    max_rounds = 1
-
-    def __init__(self, d, n_head, n_kv_head, lean):
+    def __init__(self, config):
         super().__init__()
-        self.mix = nn.Parameter(torch.zeros(n_head, 2 * d, 2 * d))
+        self.mix = nn.Parameter(torch.zeros(config.n_head, 2 * config.d_head, 2 * config.d_head))
 
     def forward(self, q, k):
         qk = torch.cat([q, to_q_heads(k, q.size(2))], dim=-1)             # (B, T, H, 2d)
@@ -277,49 +287,55 @@ class LinearMix(nn.Module):
         return q + dq.type_as(q), k + to_k_heads(dk, k.size(2)).type_as(k)
 
 class Independent(nn.Module):
-    """Control of [v2]: q' = q + f(q), k' = k + g(k); two-layer, hidden d/2: capacity without interaction."""
-    max_rounds = 1
-
-    def __init__(self, d, n_head, n_kv_head, lean):
+    """Control of [v2]: q' = q + f(q), k' = k + g(k); two-layer, hidden d // 2: capacity without interaction."""
+    def __init__(self, config):
         super().__init__()
-        self.net_q = Net(d, d // 2, d, n_head)
-        self.net_k = Net(d, d // 2, d, n_kv_head)
+        d = config.d_head
+        self.net_q = Net(d, d // 2, d, config.n_head)
+        self.net_k = Net(d, d // 2, d, config.n_kv_head)
 
     def forward(self, q, k):
         return q + self.net_q(q), k + self.net_k(k)
 
 class Euler(nn.Module):
-    """[v1] n steps of q += dt_h k; k += dt_h f(q), both from the step's start. dt_h starts at 0.1 (ours), one a head.
+    """[v1] n steps of q += dt_h k; k += dt_h f(q), both from the step's start. dt_h starts at 0.1 (ours), one a head;
+    a key head takes the mean of its group's (ours). The steps share f (two-layer, hidden d, no bias).
 
-    The steps share f (two-layer, hidden d, no bias). Not the identity at initialization, as in [v1].
+    Not the identity at initialization, as in [v1].
     """
     max_rounds = 7
 
-    def __init__(self, d, n_head, n_kv_head, lean):
+    def __init__(self, config):
         super().__init__()
-        self.n_kv_head = n_kv_head
-        self.dt = nn.Parameter(torch.full((n_head, 1), 0.1))
-        self.net = Net(d, d, d, self.net_uses(n_head, n_kv_head), zero=False)
+        self.n_kv_head = config.n_kv_head
+        self.dt = nn.Parameter(torch.full((config.n_head,), 0.1))
+        self.net = Net(config.d_head, config.d_head, config.d_head, self.net_uses(config) * config.coupling_rounds, zero=False)
 
-    net_uses = staticmethod(lambda n_head, n_kv_head: n_kv_head)  # heads of a token that f is applied to in a step
+    def net_uses(self, config):
+        """Heads of a token that f is applied to in a step."""
+        return config.n_kv_head
 
-    def dt_k(self):
-        return to_k_heads(self.dt[None, None], self.n_kv_head)            # (1, 1, K, 1)
+    def steps(self):
+        dt = self.dt[None, None, :, None]                                 # (1, 1, H, 1)
+        return dt, to_k_heads(dt, self.n_kv_head)                         # and (1, 1, K, 1)
 
     def force(self, q):
         return self.net(to_k_heads(q, self.n_kv_head))                    # (B, T, K, d)
 
     def forward(self, q, k):
-        return (q + self.dt * to_q_heads(k, q.size(2))).type_as(q), (k + self.dt_k() * self.force(q)).type_as(k)
+        dt_q, dt_k = self.steps()
+        return (q + dt_q * to_q_heads(k, q.size(2))).type_as(q), (k + dt_k * self.force(q)).type_as(k)
 
 class Leapfrog(Euler):
     """[v1] n steps of k += dt/2 f(q); q += dt k; k += dt/2 f(q): symplectic, and undone by the steps in reverse."""
-    net_uses = staticmethod(lambda n_head, n_kv_head: 2 * n_kv_head)
+    def net_uses(self, config):
+        return 2 * config.n_kv_head
 
     def forward(self, q, k, sign=1):
-        k = (k + sign * self.dt_k() / 2 * self.force(q)).type_as(k)
-        q = (q + sign * self.dt * to_q_heads(k, q.size(2))).type_as(q)
-        k = (k + sign * self.dt_k() / 2 * self.force(q)).type_as(k)
+        dt_q, dt_k = self.steps()
+        k = (k + sign * dt_k / 2 * self.force(q)).type_as(k)
+        q = (q + sign * dt_q * to_q_heads(k, q.size(2))).type_as(q)
+        k = (k + sign * dt_k / 2 * self.force(q)).type_as(k)
         return q, k
 
     def inverse(self, q, k):
@@ -327,10 +343,11 @@ class Leapfrog(Euler):
 
 class MLPOnly(Euler):
     """Control of [v1]: q += dt_h f(q), k untouched: the capacity of euler without the coupling."""
-    net_uses = staticmethod(lambda n_head, n_kv_head: n_head)
+    def net_uses(self, config):
+        return config.n_head
 
     def forward(self, q, k):
-        return (q + self.dt * self.net(q)).type_as(q), k
+        return (q + self.steps()[0] * self.net(q)).type_as(q), k
 
 COUPLINGS = {
     'one_way': OneWay, 'alternating': Alternating, 'simultaneous': Simultaneous, 'cross_mlp': CrossMLP,
@@ -341,11 +358,8 @@ class Coupling(nn.Module):
     """`coupling_rounds` rounds of one coupling: fresh nets a round, or one net for all steps of [v1]'s integrators."""
     def __init__(self, config):
         super().__init__()
-        self.rounds = config.coupling_rounds
-        cls = COUPLINGS[config.coupling]
-        d = config.n_embd // config.n_head
-        self.nets = nn.ModuleList(cls(d, config.n_head, config.n_kv_head, config.lean)
-                                  for _ in range(1 if issubclass(cls, Euler) else self.rounds))
+        cls, self.rounds = COUPLINGS[config.coupling], config.coupling_rounds
+        self.nets = nn.ModuleList(cls(config) for _ in range(1 if issubclass(cls, Euler) else self.rounds))
 
     def forward(self, q, k):
         for i in range(self.rounds):
@@ -353,6 +367,8 @@ class Coupling(nn.Module):
         return q, k
 
     def inverse(self, q, k):
+        if getattr(self.nets[0], 'inverse', None) is None:
+            raise NotImplementedError(f'{type(self.nets[0]).__name__} has no inverse')
         for i in reversed(range(self.rounds)):
             q, k = self.nets[i % len(self.nets)].inverse(q, k)
         return q, k
@@ -385,76 +401,78 @@ def apply_map(a, v):
     return (a.type_as(v) @ to_q_heads(v, a.size(1)).transpose(1, 2)).transpose(1, 2)
 
 class Standard(nn.Module):
-    """softmax(q k^T / sqrt(d)) v"""
-    maps = 1      # softmax maps a head; q and k are split into as many parts
+    """softmax(q k^T / sqrt(d)) v. The base of the other methods.
+
+    If `maps` is a list, the softmax maps (B, n_maps, H, T, S) are appended to it, and the path is the explicit one.
+    """
+    n_maps = 1    # softmax maps a head; q and k are split into as many parts
     lookback = 0  # earlier queries that a query's output depends on
 
     def __init__(self, config, layer):
         super().__init__()
         self.flash, self.dropout = config.flash, config.dropout
 
+    def p(self):
+        return self.dropout if self.training else 0.0
+
     def forward(self, q, k, v, maps=None):
-        dropout = self.dropout if self.training else 0.0
         if self.flash and maps is None:
-            return sdpa(q, k, v, dropout)
+            return sdpa(q, k, v, self.p())
         a = softmax_map(q, k)
         if maps is not None:
             maps.append(a[:, None])
-        return apply_map(F.dropout(a, dropout), v)
+        return apply_map(F.dropout(a, self.p()), v)
 
     @staticmethod
     def flops(config, layer):
         """FLOPs of a query against one key, all heads, forward: scores and weighted values."""
         return 2 * 2 * config.n_embd
 
-class Diff(nn.Module):
+class Diff(Standard):
     """[diff]: softmax(q1 k1^T / sqrt(d/2)) v - lambda_h softmax(q2 k2^T / sqrt(d/2)) v, where q1, q2 are the halves of
     a head's q (k likewise); then RMSNorm of each head without weights, times 1 - lambda_init.
 
     lambda_h is one scalar a head and layer, as [v2]'s parameter count fixes; the official code has four vectors a
     layer. It starts at lambda_init = 0.8 - 0.6 exp(-0.3 layer), layer counted from 0 (ours).
     """
-    maps, lookback = 2, 0
+    n_maps = 2
 
     def __init__(self, config, layer):
-        super().__init__()
-        self.flash, self.dropout = config.flash, config.dropout
+        super().__init__(config, layer)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer)
         self.lam = nn.Parameter(torch.full((config.n_head,), self.lambda_init))
 
     def forward(self, q, k, v, maps=None):
-        dropout = self.dropout if self.training else 0.0
         d = q.size(-1) // 2
         if self.flash and maps is None:
             # Flash kernels want q, k and v equally wide. (q1, 0) . (k1, k2) = q1 . k1: only q needs zeros, k stays.
             first = torch.arange(2 * d, device=q.device) < d
-            y1, y2 = (sdpa(q * half, k, v, dropout, scale=d ** -0.5) for half in (first, ~first))
+            y1, y2 = (sdpa(q * half, k, v, self.p(), scale=d ** -0.5) for half in (first, ~first))
             y = y1 - self.lam[:, None].type_as(y1) * y2
         else:
             a1, a2 = (softmax_map(q_half, k_half) for q_half, k_half in zip(q.split(d, -1), k.split(d, -1)))
             if maps is not None:
                 maps.append(torch.stack([a1, a2], dim=1))
-            y = apply_map(F.dropout(a1, dropout) - self.lam[:, None, None] * F.dropout(a2, dropout), v)
+            y = apply_map(F.dropout(a1, self.p()) - self.lam[:, None, None] * F.dropout(a2, self.p()), v)
         return F.rms_norm(y, y.shape[-1:], eps=EPS) * (1 - self.lambda_init)
 
-    flops = staticmethod(Standard.flops)  # both half-wide score maps together cost one full one; their difference is applied once
+    # flops: as standard, since two score maps of half the width cost one, and their difference is applied once
 
-class MTA(nn.Module):
+class MTA(Standard):
     """[mta]: scores mix with their neighbours, over queries, keys and heads, before and after the softmax.
 
     On layers 2, 6, 10, ... (from 0) each head's score map is convolved, causally, with a 6 x 11 kernel over (queries,
-    keys); on every layer an H x H matrix mixes the heads' maps; both before the softmax, and again after it. Then an
-    RMSNorm of each head with weights, and a sigmoid gate that reads the normed head. All maps start as the identity.
+    keys); on every layer an H x H matrix mixes the heads' maps; both before the softmax, and again after it; all of
+    these start as the identity. Then an RMSNorm of each head with weights, and a sigmoid gate that reads the normed
+    head, as in the released code.
     """
-    maps = 1
     C_Q, C_K = 6, 11  # a query sees scores of its 5 predecessors, and of 5 keys to either side
 
     def __init__(self, config, layer):
-        super().__init__()
-        H, d = config.n_head, config.n_embd // config.n_head
-        self.flash, self.lean, self.dropout = config.flash, config.lean, config.dropout
+        super().__init__(config, layer)
+        H, d, self.lean = config.n_head, config.d_head, config.lean
         self.conv = self.has_conv(layer)
-        self.lookback = 2 * (self.C_Q - 1) if self.conv else 0  # two convolutions in a row
+        self.lookback = 2 * (self.C_Q - 1) if self.conv else 0  # two convolutions in a row look back 5 queries each
         if self.conv:
             identity = torch.zeros(H, 1, self.C_Q, self.C_K)
             identity[:, :, -1, self.C_K // 2] = 1.0
@@ -480,17 +498,18 @@ class MTA(nn.Module):
     def attend(self, q, k, v, skip, maps=None):
         """Outputs of the queries after the first `skip`, which are there as context of the convolutions only."""
         masked = future(q.size(1), k.size(1), q.device)
-        scores = q.transpose(1, 2) @ to_q_heads(k, q.size(2)).permute(0, 2, 3, 1) / math.sqrt(q.size(-1))
+        q = q / math.sqrt(q.size(-1))
+        scores = q.transpose(1, 2) @ to_q_heads(k, q.size(2)).permute(0, 2, 3, 1)  # (B, H, T, S)
         if self.conv:
             scores = self.convolve(scores, self.kernel_pre, masked)
-        scores = self.mix(scores, self.mix_pre)                           # (B, H, T, S)
+        scores = self.mix(scores, self.mix_pre)
         a = full(scores).masked_fill(masked, -math.inf).softmax(dim=-1).type_as(v)
         if maps is not None:
             maps.append(a[:, None])
         if self.conv:
             a = self.convolve(a, self.kernel_post, masked).masked_fill(masked, 0.0)
         a = self.mix(a[:, :, skip:], self.mix_post)
-        return apply_map(F.dropout(a, self.dropout if self.training else 0.0), v)
+        return apply_map(F.dropout(a, self.p()), v)
 
     def forward(self, q, k, v, maps=None, block=128):
         if not self.flash or maps is not None:
@@ -523,6 +542,7 @@ ATTENTIONS = {'standard': Standard, 'diff': Diff, 'mta': MTA}
 EPS = 1e-6  # of every RMSNorm (ours)
 
 class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension"""
     def __init__(self, width, config):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
@@ -537,19 +557,20 @@ class LeanRMSNorm(torch.autograd.Function):
     """RMSNorm that keeps its input only. PyTorch has no fused one on a CPU: its eight ops keep twice as much."""
     @staticmethod
     def forward(ctx, x, w):
-        r = torch.rsqrt(torch.linalg.vector_norm(full(x), dim=-1, keepdim=True) ** 2 / x.size(-1) + EPS).type_as(x)
+        r = torch.rsqrt(torch.linalg.vector_norm(full(x), dim=-1, keepdim=True) ** 2 / x.size(-1) + EPS)
         ctx.save_for_backward(x, w, r)
-        return (x * r).mul_(w)
+        return (x * r).mul_(w).type_as(x)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         x, w, r = ctx.saved_tensors
-        dot = (dy * x).mul_(r)                                            # dy * normalized x
-        dx = torch.addcmul((dy * w).mul_(r), x, (dot @ w)[..., None] * r ** 2, value=-1 / x.size(-1))
-        return dx, dot.flatten(0, -2).sum(0)
+        dot = (x * r).mul_(dy)                                            # dy * normalized x
+        dx = torch.addcmul((dy * w) * r, full(x), (dot @ full(w))[..., None] * r ** 2, value=-1 / x.size(-1))
+        return dx.type_as(x), dot.flatten(0, -2).sum(0).type_as(w)
 
 def rope(x, cos, sin):
-    """Rotate (B, T, H, d) by position; cos, sin (T, 1, d/2). Feature i is paired with i + d/2."""
+    """RoFormer's rotation of (B, T, H, d) by position; cos, sin (T, 1, d/2). Feature i is paired with i + d/2."""
     x1, x2 = full(x).chunk(2, dim=-1)
     return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], dim=-1).type_as(x)
 
@@ -572,15 +593,17 @@ class KVCache:
         return q, self.k[:, :end], self.v[:, :end]
 
 aten = torch.ops.aten
+# what a checkpointed attention keeps; its other ops run again in backward
 KERNELS = [getattr(aten, f'_scaled_dot_product_{kind}').default for kind in (
     'flash_attention', 'flash_attention_for_cpu', 'efficient_attention', 'cudnn_attention')]
 keep_kernel_outputs = partial(create_selective_checkpoint_contexts, KERNELS)
 
 class Attention(nn.Module):
+    """x (B, T, n_embd) -> (B, T, n_embd). rotation: RoPE's (cos, sin), or None; cache: the layer's KVCache; maps: a list
+    that takes the softmax maps."""
     def __init__(self, config, layer):
         super().__init__()
-        self.n_head, self.n_kv_head = config.n_head, config.n_kv_head
-        self.d = config.n_embd // config.n_head
+        self.n_head, self.n_kv_head, self.d = config.n_head, config.n_kv_head, config.d_head
         self.c_q = nn.Linear(config.n_embd, self.n_head * self.d, bias=False)
         self.c_k = nn.Linear(config.n_embd, self.n_kv_head * self.d, bias=False)
         self.c_v = nn.Linear(config.n_embd, self.n_kv_head * self.d, bias=False)
@@ -589,8 +612,9 @@ class Attention(nn.Module):
         # one weight of d each, shared by the heads of a layer (ours)
         self.q_norm, self.k_norm = (RMSNorm(self.d, config) if config.qk_norm else None for _ in range(2))
         self.score = ATTENTIONS[config.attention](config, layer)
-        # is there anything between the projections and the kernels, or after them, that is worth recomputing?
-        self.lean = config.lean and config.flash and (config.qk_norm or config.pos == 'rope' or config.attention == 'diff')
+        # is there anything elementwise around the kernels that is worth recomputing? (mta recomputes by itself)
+        self.lean = config.lean and config.flash and (
+            config.attention == 'diff' or config.attention == 'standard' and (config.qk_norm or config.pos == 'rope'))
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, rotation=None, cache=None, maps=None):
@@ -600,7 +624,7 @@ class Attention(nn.Module):
         v = self.c_v(x).view(B, T, self.n_kv_head, self.d)                # (B, T, K, d)
         if self.coupling is not None:
             q, k = self.coupling(q, k)
-        if self.lean and torch.is_grad_enabled() and maps is None and not torch.compiler.is_compiling():
+        if self.lean and torch.is_grad_enabled() and cache is maps is None and not torch.compiler.is_compiling():
             # keep q, k, v and what the attention kernels return; recompute the elementwise rest
             y = checkpoint(self.attend, q, k, v, rotation, use_reentrant=False, context_fn=keep_kernel_outputs,
                            preserve_rng_state=self.dropout.p > 0)
@@ -613,7 +637,7 @@ class Attention(nn.Module):
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:  # each softmax map of a head is a dot product of its own, and rotated as one
-            q, k = (rope(z.unflatten(-1, (self.score.maps, -1)).flatten(2, 3), *rotation).view_as(z) for z in (q, k))
+            q, k = (rope(z.unflatten(-1, (self.score.n_maps, -1)).flatten(2, 3), *rotation).view_as(z) for z in (q, k))
         if cache is not None:
             q, k, v = cache.append(q, k, v, self.score.lookback)
         return self.score(q, k, v, maps)[:, -T:]
@@ -626,6 +650,7 @@ class SwiGLUProj(torch.autograd.Function):
         return F.linear(F.silu(gate) * up, w.type_as(gate))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
         gate, up, w = ctx.saved_tensors
         a = F.silu(gate)
@@ -649,6 +674,7 @@ class MLP(nn.Module):
         return self.dropout(y)
 
 class Block(nn.Module):
+    """Pre-norm: x += attention(norm(x)); x += SwiGLU(norm(x))"""
     def __init__(self, config, layer):
         super().__init__()
         self.norm_1 = RMSNorm(config.n_embd, config)
@@ -672,7 +698,7 @@ class GPT(nn.Module):
     """
     def __init__(self, config, seed=1337):
         super().__init__()
-        self.config = config.validate()
+        self.config = config = replace(config).validate()
         self.transformer = nn.ModuleDict(dict(
             wte=nn.Embedding(config.vocab_size, config.n_embd),
             drop=nn.Dropout(config.dropout),
@@ -681,12 +707,6 @@ class GPT(nn.Module):
         ))
         if config.pos == 'learned':
             self.transformer['wpe'] = nn.Embedding(config.n_pos, config.n_embd)
-        else:
-            width = config.n_embd // config.n_head // ATTENTIONS[config.attention].maps
-            angles = torch.outer(torch.arange(config.block_size).float(),
-                                 10000.0 ** (-torch.arange(0, width, 2).float() / width))  # (T, width/2)
-            self.register_buffer('cos', angles.cos()[:, None], persistent=False)
-            self.register_buffer('sin', angles.sin()[:, None], persistent=False)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.lm_head.weight = self.transformer.wte.weight
         self.init_weights(seed)
@@ -725,12 +745,16 @@ class GPT(nn.Module):
                 flops += 2 * module.weight.numel() * getattr(module, 'uses', 1)
             elif isinstance(module, LinearMix):
                 flops += 2 * module.mix.numel()
-            elif isinstance(module, Coupling) and len(module.nets) < module.rounds:  # steps that share one net
-                shared = sum(m.weight.numel() * m.uses for m in module.modules() if isinstance(m, nn.Linear))
-                flops += 2 * (module.rounds - 1) * shared
         for layer, block in enumerate(self.transformer.h):
             flops += block.attn.score.flops(self.config, layer) * self.config.block_size
         return 3 * flops
+
+    def rotation(self, start, end, device):
+        """RoPE's cos and sin of the angles position * 10000^(-2i/d), each (T, 1, d/2), always in float32 (base: ours)."""
+        d = self.config.d_head // ATTENTIONS[self.config.attention].n_maps
+        frequencies = 10000.0 ** (-torch.arange(0, d, 2, device=device, dtype=torch.float32) / d)
+        angles = torch.arange(start, end, device=device, dtype=torch.float32)[:, None, None] * frequencies
+        return angles.cos(), angles.sin()
 
     def trunk(self, idx, caches=None, maps=None):
         """(B, T) token ids -> (B, T, n_embd), after the final norm."""
@@ -743,7 +767,7 @@ class GPT(nn.Module):
         if self.config.pos == 'learned':
             x = x + self.transformer.wpe.weight[start:end]
         else:
-            rotation = self.cos[start:end], self.sin[start:end]
+            rotation = self.rotation(start, end, idx.device)
         x = self.transformer.drop(x)
         for layer, block in enumerate(self.transformer.h):
             x = block(x, rotation, caches[layer] if caches else None, maps)
@@ -754,7 +778,8 @@ class GPT(nn.Module):
 
         Without targets: logits (B, 1, V) of the last position, loss None. With targets (B, T), -1 where not scored:
         logits (B, T, V) and the mean cross-entropy in nats. With loss_chunk=n the head and the loss are computed for n
-        tokens at a time and the logits, the largest tensor of the model, never exist: (None, loss).
+        tokens at a time and the logits, the largest tensor of the model, never exist: (None, loss). The head then runs
+        in float32, also under autocast.
         """
         x = self.trunk(idx)
         if targets is None:
@@ -762,7 +787,7 @@ class GPT(nn.Module):
         if loss_chunk and hasattr(F, 'linear_cross_entropy'):
             options = nn.LinearCrossEntropyOptions(batch_chunk_size=loss_chunk, chunking_method=None,
                                                    allow_retain_graph=torch.compiler.is_compiling())
-            return None, F.linear_cross_entropy(x.flatten(0, 1), self.lm_head.weight, targets.flatten(),
+            return None, F.linear_cross_entropy(full(x).flatten(0, 1), full(self.lm_head.weight), targets.flatten(),
                                                 ignore_index=-1, options=options)
         logits = self.lm_head(x)                                          # (B, T, V)
         loss = F.cross_entropy(full(logits).flatten(0, 1), targets.flatten(), ignore_index=-1)
@@ -779,10 +804,12 @@ class GPT(nn.Module):
         return maps
 
     def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
-        """AdamW, as nanoGPT: weights of two or more dimensions decay, the others do not; fused on CUDA."""
-        params = [p for p in self.parameters() if p.requires_grad]
-        groups = [{'params': [p for p in params if p.dim() >= 2], 'weight_decay': weight_decay},
-                  {'params': [p for p in params if p.dim() < 2], 'weight_decay': 0.0}]
+        """AdamW, as nanoGPT: tensors of two or more dimensions decay, the others do not; fused on CUDA. Parameters of
+        the scoring methods do not decay, since zero is no neutral value of theirs (ours)."""
+        params = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        decay = {name for name, p in params.items() if p.dim() >= 2 and '.score.' not in name}
+        groups = [{'params': [p for name, p in params.items() if name in decay], 'weight_decay': weight_decay},
+                  {'params': [p for name, p in params.items() if name not in decay], 'weight_decay': 0.0}]
         return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=device_type == 'cuda')
 
     @torch.no_grad()
