@@ -347,6 +347,7 @@ def git_commit():
 # ----------------------------------------------------------------------------------------------------------------------
 
 def main(argv):
+    """Train, or with eval_only evaluate. Returns the exit status: 0, or 128 + the signal that ended the run."""
     settings = configure(defaults, argv)
     cfg = SimpleNamespace(**settings)
     check(cfg)
@@ -438,7 +439,8 @@ def main(argv):
         for split in ('val', 'test') if 'test' in corpus.sha256 else ('val',):
             loss, n = evaluate_on(read(split))
             say(f'step {step}: {split} loss {loss:.4f}, perplexity {perplexity(loss):.2f} per token, {n:,} tokens scored')
-        return sample()
+        sample()
+        return 0
 
     # optimizer; compile and DDP wrap the model for training, all else uses raw_model and its clean names
     scaler = torch.amp.GradScaler(kind, enabled=dtype == 'float16')
@@ -504,7 +506,7 @@ def main(argv):
     say(f'{raw_model.get_num_params():,} parameters, {n_windows * cfg.block_size:,} tokens an update, {len(corpus.tokens("train")):,} tokens in '
         f'{corpus.name}; {world_size} x {name}, {dtype}')
 
-    loss = norm = math.nan
+    status, loss, norm = 0, math.nan, math.nan
     while True:
         if (step % cfg.eval_interval == 0 or step == cfg.max_iters) and evaluated != step:
             val_loss, n = evaluate_on(val)
@@ -581,13 +583,14 @@ def main(argv):
             number = signal.Signals(int(max(stops)))
             save('last.pt')
             say(f'stopped by {number.name} at step {step}, {last} is saved; to go on: the same command, --init_from=auto')
-            if world_size > 1:
-                dist.destroy_process_group()
-            sys.exit(128 + number)
+            status = 128 + number
+            break
 
-    sample()
-    if world_size > 1:
-        dist.destroy_process_group()
+    if cfg.wandb_log and rank == 0:
+        wandb.finish()
+    if status == 0:
+        sample()
+    return status
 
 
 def perplexity(loss):
@@ -607,11 +610,16 @@ def explain(e):
 
 if __name__ == '__main__':
     try:
-        main(sys.argv[1:])
-    except KeyboardInterrupt:
+        status = main(sys.argv[1:])
+    except KeyboardInterrupt:  # before the first update
         sys.exit(128 + signal.SIGINT)
     except Exception as e:
         message = explain(e)
         if message is None:
             raise
         refuse(message)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        sys.stdout.flush()
+        os._exit(status)  # not sys.exit: a thread of gloo may still release a tensor, and aborts if Python is half gone by then
+    sys.exit(status)
