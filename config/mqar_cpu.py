@@ -9,7 +9,7 @@
 out_dir = 'out/mqar_cpu'
 dataset = 'mqar_4_64'
 
-n_layer = 2  # one finds the key before a value, one finds the key that is asked: fewer cannot
+n_layer = 2  # one brings each value the key before it, one finds the key that is asked
 n_head = 2
 n_embd = 128
 block_size = 64
