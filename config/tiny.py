@@ -15,17 +15,17 @@ n_embd = 256
 attention = 'diff'
 coupling = 'alternating'
 
-# 8 windows x 256 tokens = 2,048 tokens an update; 300 updates = 614,400 tokens, about one pass
+# 4 windows x 256 tokens = 1,024 tokens an update; 500 updates = 512,000 tokens, less than one pass
 block_size = 256
-batch_size = 8
+batch_size = 4
 gradient_accumulation_steps = 1
-max_iters = 300
+max_iters = 500
 lr_decay_iters = max_iters
-warmup_iters = 30
+warmup_iters = 50
 learning_rate = 2e-3
 min_lr = learning_rate / 10
 loss_chunk = 512  # faster and smaller than whole logits on a CPU
 
-eval_interval = 100
-log_interval = 20
+eval_interval = 250
+log_interval = 25
 prompt = 'The module provides'
