@@ -180,12 +180,19 @@ class LeanAlternating(torch.autograd.Function):
     where that would lose precision.
     """
     @staticmethod
+    def pieces(*tensors):
+        """Some tokens at a time on a CPU, so that what the nets compute stays in its cache (2048 rows: measured)."""
+        B, T, H, _ = tensors[0].shape
+        whole = tensors[0].device.type != 'cpu' or torch.compiler.is_compiling()
+        return zip(*(x.split(T if whole else max(1, 2048 // (B * H)), dim=1) for x in tensors))
+
+    @staticmethod
     def invertible(k, k_new, e):
         """k = (k' - t) / exp(s) is as wrong as the rounding of k' / exp(s): at most 64 ulp of k, and not in bfloat16.
         Only on a CPU: looking at the numbers would stall a GPU, and a compiled graph cannot look (ours)."""
         if k.device.type != 'cpu' or torch.compiler.is_compiling() or k.element_size() < 4 or not k.numel():
             return False
-        return bool((k_new / e).abs_().max() < 64 * k.abs().max())
+        return bool((k_new / e).abs().max() < 64 * k.abs().max())
 
     @staticmethod
     def net(c, w1, w2, b):
@@ -207,36 +214,45 @@ class LeanAlternating(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, w1, w2, b1, u1, u2, b2):
-        e, t = (to_q_heads(x, q.size(2)) for x in LeanAlternating.net(k, w1, w2, b1)[-2:])
-        q_new = torch.addcmul(t, full(q), e).type_as(q)
-        e, t = LeanAlternating.net(to_k_heads(q_new, k.size(2)), u1, u2, b2)[-2:]
-        k_new = torch.addcmul(t, full(k), e).type_as(k)
-        k = None if LeanAlternating.invertible(k, k_new, e) else k
-        ctx.save_for_backward(q_new, k_new, k, w1, w2, b1, u1, u2, b2)
+        q_new, k_new = torch.empty_like(q), torch.empty_like(k)
+        keep_k = False
+        for q_i, k_i, q_out, k_out in LeanAlternating.pieces(q, k, q_new, k_new):
+            e, t = (to_q_heads(x, q.size(2)) for x in LeanAlternating.net(k_i, w1, w2, b1)[-2:])
+            q_out.copy_(torch.addcmul(t, full(q_i), e))
+            e, t = LeanAlternating.net(to_k_heads(q_out, k.size(2)), u1, u2, b2)[-2:]
+            k_out.copy_(torch.addcmul(t, full(k_i), e))
+            keep_k = keep_k or not LeanAlternating.invertible(k_i, k_out, e)
+        ctx.save_for_backward(q_new, k_new, k if keep_k else None, w1, w2, b1, u1, u2, b2)
         return q_new, k_new
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dq, dk):
-        q_new, k_new, k, w1, w2, b1, u1, u2, b2 = ctx.saved_tensors
+    def backward(ctx, dq_new, dk_new):
+        q_new, k_new, k_kept, w1, w2, b1, u1, u2, b2 = ctx.saved_tensors
         n_head, n_kv_head = q_new.size(2), k_new.size(2)
-        dq, dk = full(dq), full(dk)
-        # k' = k exp(s) + t, with (s, t) read from q'
-        c = to_k_heads(q_new, n_kv_head)
-        h, a, s, e, t = LeanAlternating.net(c, u1, u2, b2)
-        scaled = full(k_new) - t if k is None else full(k) * e            # k exp(s)
-        k = (scaled / e).type_as(k_new) if k is None else k
-        dc, du1, du2, db2 = LeanAlternating.net_backward(c, h, a, s, dk * scaled, dk, u1, u2)
-        dq = dq + to_q_heads(dc, n_head) / (n_head // n_kv_head)
-        dk = dk * e
-        # q' = q exp(s) + t, with (s, t) read from k
-        h, a, s, e, t = LeanAlternating.net(k, w1, w2, b1)
-        ds, dt = dq * (full(q_new) - to_q_heads(t, n_head)), dq
-        if n_head != n_kv_head:  # a key's s and t served its whole group
-            ds, dt = (x.unflatten(2, (n_kv_head, -1)).sum(3) for x in (ds, dt))
-        dc, dw1, dw2, db1 = LeanAlternating.net_backward(k, h, a, s, ds, dt, w1, w2)
-        dq = dq * to_q_heads(e, n_head)
-        return dq.type_as(q_new), (dk + dc).type_as(k_new), dw1, dw2, db1, du1, du2, db2
+        dq_all, dk_all, grads = torch.empty_like(q_new), torch.empty_like(k_new), None
+        whole = (q_new, k_new, k_new if k_kept is None else k_kept, dq_new, dk_new, dq_all, dk_all)
+        for q_new, k_new, k, dq, dk, dq_out, dk_out in LeanAlternating.pieces(*whole):
+            dq, dk = full(dq), full(dk)
+            # k' = k exp(s) + t, with (s, t) read from q'
+            c = to_k_heads(q_new, n_kv_head)
+            h, a, s, e, t = LeanAlternating.net(c, u1, u2, b2)
+            scaled = full(k_new) - t if k_kept is None else full(k) * e   # k exp(s)
+            k = (scaled / e).type_as(k_new) if k_kept is None else k
+            dc, du1, du2, db2 = LeanAlternating.net_backward(c, h, a, s, dk * scaled, dk, u1, u2)
+            dq = dq + to_q_heads(dc, n_head) / (n_head // n_kv_head)
+            dk = dk * e
+            # q' = q exp(s) + t, with (s, t) read from k
+            h, a, s, e, t = LeanAlternating.net(k, w1, w2, b1)
+            ds, dt = dq * (full(q_new) - to_q_heads(t, n_head)), dq
+            if n_head != n_kv_head:  # a key's s and t served its whole group
+                ds, dt = (x.unflatten(2, (n_kv_head, -1)).sum(3) for x in (ds, dt))
+            dc, dw1, dw2, db1 = LeanAlternating.net_backward(k, h, a, s, ds, dt, w1, w2)
+            dq_out.copy_(dq * to_q_heads(e, n_head))
+            dk_out.copy_(dk + dc)
+            new = dw1, dw2, db1, du1, du2, db2
+            grads = new if grads is None else [x + y for x, y in zip(grads, new)]
+        return dq_all, dk_all, *grads
 
 class Simultaneous(Alternating):
     """Control of [v2]: as alternating, but both halves read the ORIGINAL q and k. Not invertible in general."""
@@ -410,10 +426,14 @@ class Standard(nn.Module):
 
     def __init__(self, config, layer):
         super().__init__()
-        self.flash, self.dropout = config.flash, config.dropout
+        self.flash, self.lean, self.dropout = config.flash, config.lean, config.dropout
 
     def p(self):
         return self.dropout if self.training else 0.0
+
+    def recomputes(self, q, k):
+        """Does forward itself save memory for backward? Then it needs no checkpoint around it."""
+        return False
 
     def forward(self, q, k, v, maps=None):
         if self.flash and maps is None:
@@ -442,9 +462,15 @@ class Diff(Standard):
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * layer)
         self.lam = nn.Parameter(torch.full((config.n_head,), self.lambda_init))
 
+    def recomputes(self, q, k):
+        return (self.lean and self.flash and self.p() == 0 and q.device.type == 'cpu' and q.element_size() >= 4
+                and q.size(1) == k.size(1) and not torch.compiler.is_compiling())
+
     def forward(self, q, k, v, maps=None):
         d = q.size(-1) // 2
-        if self.flash and maps is None:
+        if maps is None and self.recomputes(q, k):
+            y = LeanDiff.apply(q, to_q_heads(k, q.size(2)), to_q_heads(v, q.size(2)), self.lam)
+        elif self.flash and maps is None:
             # Flash kernels want q, k and v equally wide. (q1, 0) . (k1, k2) = q1 . k1: only q needs zeros, k stays.
             first = torch.arange(2 * d, device=q.device) < d
             y1, y2 = (sdpa(q * half, k, v, self.p(), scale=d ** -0.5) for half in (first, ~first))
@@ -454,9 +480,60 @@ class Diff(Standard):
             if maps is not None:
                 maps.append(torch.stack([a1, a2], dim=1))
             y = apply_map(F.dropout(a1, self.p()) - self.lam[:, None, None] * F.dropout(a2, self.p()), v)
-        return F.rms_norm(y, y.shape[-1:], eps=EPS) * (1 - self.lambda_init)
+        return rms_norm(y, y.new_full((2 * d,), 1 - self.lambda_init), self.lean)
 
     # flops: as standard, since two score maps of half the width cost one, and their difference is applied once
+
+class LeanDiff(torch.autograd.Function):
+    """The difference of diff's maps times the values, q, k, v (B, T, H, d) -> (B, T, H, d), on a CPU.
+
+    Works on blocks of queries, where one product (A1 - lambda A2) v serves both maps; a fused kernel must be called for
+    each, at full width. Keeps q, k and v only: the maps are made again in backward.
+    """
+    @staticmethod
+    def split(q, k, v):
+        """Halves of q and k (B, H, 2, T, d/2), q scaled, and v (B, H, T, d)."""
+        q, k = (x.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4) for x in (q * (q.size(-1) // 2) ** -0.5, k))
+        return q.contiguous(), k.contiguous(), v.transpose(1, 2).contiguous()
+
+    @staticmethod
+    def blocks(q, k, lam, block=32):
+        """Start and end of each block of queries (32: measured), its two maps (B, H, 2, n, end) and their difference (B, H, n, end)."""
+        for i in range(0, q.size(-2), block):
+            j = min(q.size(-2), i + block)
+            scores = q[..., i:j, :] @ k[..., :j, :].mT
+            scores[..., i:].masked_fill_(future(j - i, j - i, q.device), -math.inf)
+            a = scores.softmax(dim=-1)
+            yield i, j, a, torch.addcmul(a[:, :, 0], a[:, :, 1], lam[:, None, None], value=-1)
+
+    @staticmethod
+    def forward(ctx, q, k, v, lam):
+        ctx.save_for_backward(q, k, v, lam)
+        y = torch.empty_like(q)
+        q, k, v = LeanDiff.split(q, k, v)
+        for i, j, _, a in LeanDiff.blocks(q, k, lam):
+            y[:, i:j] = (a @ v[..., :j, :]).transpose(1, 2)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        *qkv, lam = ctx.saved_tensors
+        q, k, v = LeanDiff.split(*qkv)
+        dy = dy.transpose(1, 2).contiguous()
+        dq, dk, dv, dlam = (torch.zeros_like(x) for x in (q, k, v, lam))
+        for i, j, maps, a in LeanDiff.blocks(q, k, lam):
+            g = dy[..., i:j, :]
+            dv[..., :j, :] += a.mT @ g
+            ds = maps * (g @ v[..., :j, :].mT)[:, :, None]                # (B, H, 2, n, j), of softmax's backward
+            dot = ds.sum(dim=-1, keepdim=True)
+            ds.addcmul_(maps, dot, value=-1)
+            dq[..., i:j, :] = ds @ k[..., :j, :]
+            dk[..., :j, :] += ds.mT @ q[..., i:j, :]
+            dlam -= dot[:, :, 1].sum(dim=(0, 2, 3))
+        sign = torch.stack([torch.ones_like(lam), -lam], dim=1)[..., None, None]  # (H, 2, 1, 1)
+        dq, dk = ((x * sign).permute(0, 3, 1, 2, 4).flatten(-2) for x in (dq, dk))
+        return dq * (dq.size(-1) // 2) ** -0.5, dk, dv.transpose(1, 2), dlam
 
 class MTA(Standard):
     """[mta]: scores mix with their neighbours, over queries, keys and heads, before and after the softmax.
@@ -470,7 +547,7 @@ class MTA(Standard):
 
     def __init__(self, config, layer):
         super().__init__(config, layer)
-        H, d, self.lean = config.n_head, config.d_head, config.lean
+        H, d = config.n_head, config.d_head
         self.conv = self.has_conv(layer)
         self.lookback = 2 * (self.C_Q - 1) if self.conv else 0  # two convolutions in a row look back 5 queries each
         if self.conv:
@@ -481,6 +558,9 @@ class MTA(Standard):
         self.norm = RMSNorm(d, config)
         self.gate = nn.Linear(d, 1)
         self.gate.uses = H
+
+    def recomputes(self, q, k):
+        return self.lean and self.flash
 
     @staticmethod
     def has_conv(layer):
@@ -549,9 +629,12 @@ class RMSNorm(nn.Module):
         self.lean = config.lean
 
     def forward(self, x):
-        if not self.lean or x.is_cuda or torch.compiler.is_compiling():
-            return F.rms_norm(x, self.weight.shape, self.weight.type_as(x), EPS)  # one kernel on a GPU
-        return LeanRMSNorm.apply(x, self.weight.type_as(x))
+        return rms_norm(x, self.weight, self.lean)
+
+def rms_norm(x, weight, lean):
+    if not lean or x.is_cuda or torch.compiler.is_compiling():
+        return F.rms_norm(x, weight.shape, weight.type_as(x), EPS)        # one kernel on a GPU
+    return LeanRMSNorm.apply(x, weight.type_as(x))
 
 class LeanRMSNorm(torch.autograd.Function):
     """RMSNorm that keeps its input only. PyTorch has no fused one on a CPU: its eight ops keep twice as much."""
@@ -612,9 +695,8 @@ class Attention(nn.Module):
         # one weight of d each, shared by the heads of a layer (ours)
         self.q_norm, self.k_norm = (RMSNorm(self.d, config) if config.qk_norm else None for _ in range(2))
         self.score = ATTENTIONS[config.attention](config, layer)
-        # is there anything elementwise around the kernels that is worth recomputing? (mta recomputes by itself)
-        self.lean = config.lean and config.flash and (
-            config.attention == 'diff' or config.attention == 'standard' and (config.qk_norm or config.pos == 'rope'))
+        # is there anything elementwise around the kernels that is worth recomputing?
+        self.lean = config.lean and config.flash and (config.attention == 'diff' or config.qk_norm or config.pos == 'rope')
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x, rotation=None, cache=None, maps=None):
@@ -624,7 +706,8 @@ class Attention(nn.Module):
         v = self.c_v(x).view(B, T, self.n_kv_head, self.d)                # (B, T, K, d)
         if self.coupling is not None:
             q, k = self.coupling(q, k)
-        if self.lean and torch.is_grad_enabled() and cache is maps is None and not torch.compiler.is_compiling():
+        if (self.lean and torch.is_grad_enabled() and cache is maps is None and not torch.compiler.is_compiling()
+                and not self.score.recomputes(q, k)):
             # keep q, k, v and what the attention kernels return; recompute the elementwise rest
             y = checkpoint(self.attend, q, k, v, rotation, use_reentrant=False, context_fn=keep_kernel_outputs,
                            preserve_rng_state=self.dropout.p > 0)
@@ -785,10 +868,12 @@ class GPT(nn.Module):
         if targets is None:
             return self.lm_head(x[:, [-1]]), None
         if loss_chunk and hasattr(F, 'linear_cross_entropy'):
+            x, targets = x.flatten(0, 1), targets.flatten()
+            if x.device.type == 'cpu' and not torch.compiler.is_compiling() and (targets == -1).any():
+                x, targets = x[targets != -1], targets[targets != -1]     # no head where nothing is scored
             options = nn.LinearCrossEntropyOptions(batch_chunk_size=loss_chunk, chunking_method=None,
                                                    allow_retain_graph=torch.compiler.is_compiling())
-            return None, F.linear_cross_entropy(full(x).flatten(0, 1), full(self.lm_head.weight), targets.flatten(),
-                                                ignore_index=-1, options=options)
+            return None, F.linear_cross_entropy(full(x), full(self.lm_head.weight), targets, ignore_index=-1, options=options)
         logits = self.lm_head(x)                                          # (B, T, V)
         loss = F.cross_entropy(full(logits).flatten(0, 1), targets.flatten(), ignore_index=-1)
         return (None if loss_chunk else logits), loss

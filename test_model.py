@@ -208,13 +208,13 @@ def test_log_scales_are_clamped_and_pass_no_gradient_there():
 @pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('std, shift', [(0.02, 0), (0.02, 1), (0.1, 0), (0.15, 0), (0.3, 0)])
 def test_lean_gradients_are_as_accurate_as_plain_ones(dtype, std, shift):
-    """From near the identity, over shifts as large as q and k, to log-scales all at the clamp."""
+    """From near the identity, over shifts as large as q and k, to log-scales all at the clamp; in two pieces of tokens."""
     def gradients(dtype, lean):
         c = Coupling(tiny(coupling='alternating', n_embd=256, lean=lean).validate())
         for i, p in enumerate(c.parameters()):
             p.data = randn(*p.shape, seed=i) * (std if p.dim() == 2 else shift)
             p.data[:64] *= p.dim() - 1                                    # of biases the shifts' only
-        q, k, dq, dk = (randn(2, 64, 4, 64, seed=9 + i).to(dtype).requires_grad_() for i in range(4))
+        q, k, dq, dk = (randn(2, 300, 4, 64, seed=9 + i).to(dtype).requires_grad_() for i in range(4))
         torch.autograd.backward(c.to(dtype)(q, k), (dq, dk))
         return [x.grad.double() for x in (q, k, *c.parameters())]
     exact, plain, lean = gradients(torch.float64, False), gradients(dtype, False), gradients(dtype, True)
@@ -313,6 +313,19 @@ def test_mta_against_loop(layer):
         assert torch.allclose(mta(q, k, v, block=block)[0], expected, atol=1e-10)
     mta.flash = False
     assert torch.allclose(mta(q, k, v)[0], expected, atol=1e-10)
+
+@pytest.mark.parametrize('n_kv_head', [4, 2])
+def test_diff_blocks_equal_whole_maps(n_kv_head):
+    """Blocks of 32 queries, the last one shorter, against both maps written out: outputs and every gradient."""
+    results = []
+    for lean in (True, False):
+        diff = shake(Diff(tiny(attention='diff', n_kv_head=n_kv_head, flash=lean, lean=lean).validate(), 1).double())
+        q, k, v = (randn(2, 75, heads, 8, seed=heads + i).requires_grad_() for i, heads in enumerate((4, n_kv_head, n_kv_head)))
+        assert diff.recomputes(q, k) == lean
+        y = diff(q, k, v)
+        (y * randn(*y.shape, seed=9)).sum().backward()
+        results.append([y, q.grad, k.grad, v.grad, diff.lam.grad])
+    assert all(torch.allclose(a, b, atol=1e-11) for a, b in zip(*results))
 
 def test_mta_convolves_every_fourth_layer():
     assert [layer for layer in range(12) if MTA(tiny(attention='mta').validate(), layer).conv] == [2, 6, 10]
@@ -630,6 +643,17 @@ def test_compiles_to_one_graph(attention, coupling):
     compiled.backward()
     assert compiled.item() == pytest.approx(loss.item(), abs=1e-5)
     assert all(torch.allclose(p.grad, g, atol=1e-5) for p, g in zip(model.parameters(), grads))
+
+@pytest.mark.parametrize('attention, coupling', EVERY)
+def test_every_variant_traces_to_one_graph(attention, coupling):
+    """As above but for the code generation, which takes most of a compilation's time."""
+    torch._dynamo.reset()
+    config = tiny(attention=attention, coupling=coupling, n_layer=3 if attention == 'mta' else 1)
+    model, (x, y) = shake(GPT(config)), (tokens(), tokens(seed=1))
+    loss = torch.compile(model, fullgraph=True, backend='aot_eager')(x, y)[1]
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    for g, e in zip(grads, torch.autograd.grad(model(x, y)[1], list(model.parameters()))):
+        assert torch.allclose(g, e, atol=1e-5)
 
 @pytest.mark.parametrize('bad, words', [
     (dict(n_embd=30), ['n_embd=30', 'n_head=4']),

@@ -22,6 +22,7 @@ lr_decay_iters = max_iters
 warmup_iters = 50
 learning_rate = 3e-3
 min_lr = learning_rate / 10
+loss_chunk = 512  # the head then runs on the 4 asked positions of a row only
 
 eval_interval = 250
 eval_iters = 16  # 16 batches of 64 rows; evaluate.py scores all
