@@ -21,7 +21,7 @@ gradient_accumulation_steps = 1
 max_iters = 300
 lr_decay_iters = max_iters
 warmup_iters = 30
-learning_rate = 3e-3
+learning_rate = 2e-3
 min_lr = learning_rate / 10
 loss_chunk = 512  # faster and smaller than whole logits on a CPU
 
