@@ -78,7 +78,7 @@ def effective_rank(maps):
 def of_rows(maps):
     """Measures of the rows of causal maps: (..., T, T) -> a dict of (...)"""
     T, tiny = maps.size(-1), torch.finfo(maps.dtype).tiny
-    p, seen = full(maps[..., 1:, :]), ~future(T, T, maps.device)[1:]   # (..., T-1, T)
+    p, seen = full(maps[..., 1:, :]), ~future(T, T, maps.device)[1:]      # (..., T-1, T)
     n = torch.arange(2, T + 1, device=maps.device)                        # keys that a row sees
     logits = p.clamp_min(tiny).log()  # a clamp can only lower the variance
     centred = (logits - (logits * seen).sum(-1, keepdim=True) / n[:, None]) * seen

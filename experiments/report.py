@@ -14,6 +14,7 @@ import json
 import math
 import os
 import platform
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,10 +98,11 @@ def compare_cells(base: dict, treatment: dict, family: int, higher=False) -> dic
     if seeds := sorted(base.keys() & treatment.keys()):
         x, y = (np.array([cell[seed] for seed in seeds], dtype=float) for cell in (base, treatment))
         s, percent = summary(y - x), effect(x, y, higher)
-        paired = dict(seeds=seeds, differences=(y - x).tolist(), **s, p=None, t=t_interval(y - x), bootstrap=None,
+        paired = dict(seeds=seeds, differences=(y - x).tolist(), **s, p=None, p_bonferroni=None, t=t_interval(y - x), bootstrap=None,
                       variance_ratio=None, effects=percent.tolist(), effect=float(percent.mean()), effect_t=t_interval(percent))
         if s['std']:
-            paired |= dict(p=float(stats.ttest_rel(y, x, alternative='greater' if higher else 'less').pvalue),
+            p = float(stats.ttest_rel(y, x, alternative='greater' if higher else 'less').pvalue)
+            paired |= dict(p=p, p_bonferroni=min(1.0, family * p),
                            bootstrap=[float(z) for z in bootstrap(y - x, np.ones(len(x)), RESAMPLES, 0)[1:]],
                            variance_ratio=float(s['std']**2 / (x.var(ddof=1) + y.var(ddof=1))))
         result['paired'] = paired
@@ -154,7 +156,7 @@ def read_run(run, base: dict) -> SimpleNamespace:
     wanted, config = base | run.settings, heads[-1]['config']
     for key, value in wanted.items():
         if (key not in train.MAY_CHANGE or key == 'dataset') and config.get(key) != value:
-            raise LeftOut(f'it is another run: {key} = {config.get(key)!r}, in the study {value!r}')
+            raise LeftOut(f'another run: {key} = {config.get(key)!r}, in the study {value!r}; move it away')
     end = wanted['max_iters']
     if end not in curve or max(curve) > end:
         raise LeftOut(f'not finished: evaluated at step {max(curve, default=0):,} of {end:,}')
@@ -248,6 +250,12 @@ def plus_minus(mean, std, decimals: int) -> str:
     return number(mean, decimals) + (f' ± {std:.{decimals}f}' if std is not None else '')
 
 
+def label(base, treatment) -> str:
+    """'treatment − base', after the corpus or size, the part before the last /, if they share one."""
+    (group, _, a), (same, _, b) = base.rpartition('/'), treatment.rpartition('/')
+    return f'{group}: {b} − {a}' if group and group == same else f'{treatment} − {base}'
+
+
 def published_of(study, cell):
     """(mean, std or None) of the paper, or (None, None)."""
     figure = study.published.get(cell)
@@ -275,19 +283,20 @@ def measure_section(study, runs, measure, tests) -> str:
     for (base, treatment), test in tests.items():
         before, after = published_of(study, base)[0], published_of(study, treatment)[0]
         theirs = effect(before, after, is_higher_better(measure)) if publish and None not in (before, after) else None
-        name, n = f'{treatment} − {base}', test['n']
+        name, n = label(base, treatment), test['n']
         rows.append([name, f'{n[1]}, {n[0]}', number(test['difference'], decimals + 1, '+'), p_value(test['p']),
                      p_value(test['p_bonferroni']), number(test['d'], 2)])
         if pair := test['paired']:
-            paired_rows.append([name, pair['n'], number(pair['mean'], decimals + 1, '+'), p_value(pair['p']),
+            paired_rows.append([name, pair['n'], number(pair['mean'], decimals + 1, '+'), p_value(pair['p']), p_value(pair['p_bonferroni']),
                                 interval(pair['t'], decimals + 1), interval(pair['bootstrap'], decimals + 1),
                                 number(pair['variance_ratio'], 2), f'{pair["effect"]:+.2f} {unit}']
                                + [number(theirs, 2, '+') + (f' {unit}' if theirs is not None else '')] * publish)
-    text += f'\nWelch, one-sided; p × {len(study.comparisons)} is Bonferroni\'s; d by the pooled std, positive where the treatment is better:\n\n'
-    text += table(['treatment − base', 'seeds', 'difference', 'p', f'p × {len(study.comparisons)}', 'd'], rows)
+    corrected = f'p × {len(study.comparisons)}'  # Bonferroni
+    text += '\nWelch, one-sided; d by the pooled std, positive where the treatment is better:\n\n'
+    text += table(['treatment − base', 'seeds', 'difference', 'p', corrected, 'd'], rows)
     if paired_rows:
         text += '\nPaired by seed (equal initial weights, equal batches), one-sided t-test:\n\n'
-        text += table(['treatment − base', 'pairs', 'difference', 'p', '95% t', '95% bootstrap', 'variance ratio', 'ours']
+        text += table(['treatment − base', 'pairs', 'difference', 'p', corrected, '95% t', '95% bootstrap', 'variance ratio', 'ours']
                       + ['published'] * publish, paired_rows)
     return text
 
@@ -299,7 +308,7 @@ def budget_section(study, runs) -> str:
     if not steps:
         return ''
     steps = [steps[i] for i in sorted({round(i) for i in np.linspace(0, len(steps) - 1, 8)})]
-    rows = [[f'{t} − {b}'] + [number(gap[step][0], 2, '+') if step in gap else '–' for step in steps]
+    rows = [[label(b, t)] + [number(gap[step][0], 2, '+') if step in gap else '–' for step in steps]
             for (b, t), gap in means.items() if gap]
     return ('## Gap in validation perplexity by updates, %\n\nPaired by seed, mean over seeds.\n\n'
             + table(['treatment − base'] + [f'{step:,}' for step in steps], rows))
@@ -311,11 +320,11 @@ def power_rows(study, runs, tests) -> list:
     for base in dict.fromkeys(base for base, _ in study.comparisons):
         s = summary(v) if (v := list(values_of(runs, base, study.measure).values())) else dict(std=None)
         if s['std']:
-            rows.append((f'{base}: √2 × its std', math.sqrt(2) * s['std'], s['mean']))
+            rows.append((f'√2 × std of {base}', math.sqrt(2) * s['std'], s['mean']))
     for (base, treatment), test in tests.items():
         if test['paired'] and test['paired']['std']:
             mean = summary(list(values_of(runs, base, study.measure).values()))['mean']
-            rows.append((f'{treatment} − {base}: std of the paired difference', test['paired']['std'], mean))
+            rows.append((f'std of the differences, {label(base, treatment)}', test['paired']['std'], mean))
     return rows
 
 
@@ -326,9 +335,9 @@ def power_section(study, rows) -> str:
     counts = 3, 5, 10, 20
     body = table(['noise', 'std'] + [f'{n} seeds' for n in counts],
                  [[name, f'{std:.3g}'] + [cell(std, mean, n) for n in counts] for name, std, mean in rows])
-    return (f'## The smallest difference in {study.measure} that would be found\n\nTrue differences that a one-sided paired t-test at '
-            '5% finds with probability 80%. Rows with √2 take pairing '
-            f'to be of no help; those of a paired difference rest on a std that few seeds give only roughly.\n\n{body}') if rows else ''
+    return (f'## The smallest difference in {study.measure} that would be found\n\nTrue differences that a one-sided paired t-test '
+            'at 5% finds with probability 80%. Rows with √2 take pairing to be of no help; those of the differences rest on a std that '
+            f'few seeds give only roughly.\n\n{body}') if rows else ''
 
 
 def markdown(study, runs, left_out, measures, tests) -> str:
@@ -342,19 +351,21 @@ def markdown(study, runs, left_out, measures, tests) -> str:
     text += '. '.join(f'{name}: {distinct(what)}' for name, what in {
         'Data': lambda run: run.head['config']['dataset'], 'Updates': lambda run: f'{run.end:,}',
         'Tokens an update': lambda run: f'{tokens(run.head["config"]):,}', 'Config': lambda run: study.config,
-        'Device': lambda run: '{processes} x {device}, {dtype}'.format(**run.head), 'torch': lambda run: run.head['versions']['torch'],
-        'Commit': lambda run: ', '.join(map(str, run.commits))}.items()) + '.\n\n'
+        'Device': lambda run: '{processes} x {device}, {dtype}'.format(**run.head),
+        'torch': lambda run: run.head['versions']['torch'], 'Commit': lambda run: ', '.join(map(str, run.commits))}.items()) + '.\n\n'
     if left_out:
         text += 'Left out:\n\n' + ''.join(f'- {name}: {why}\n' for name, why in left_out.items())
         text += f'\nTo run them: `python experiments/sweep.py experiments/studies/{study.name}.py --scale={study.scale}`\n\n'
     text += '± is the sample standard deviation over seeds. '
     if study.published:
-        text += ("Published figures are of the papers' model size, data and length of training; they stand beside ours for the sign "
-                 'and the order, and enter none of our numbers. ')
-    text += ('Tokens/s is the median of the log lines; where runs shared a machine, `bench.py` is the measure of cost.\n\n'
-             'A variance ratio, var(difference) / (var(treatment) + var(base)), below 1 means that pairing removes noise. With 3 to 5 '
-             'seeds the percentile bootstrap is coarse: it draws from the differences seen only, and with 3 it is the span from the '
-             'smallest to the largest. The t interval takes the differences to be normal.\n\n')
+        text += ("Published figures are of the papers' model size, data and length of training; they stand beside ours for sign and "
+                 'order, and enter none of our numbers. ')
+    text += 'Tokens/s is the median of the log lines; where runs shared a machine, `bench.py` is the measure of cost.\n\n'
+    if study.comparisons:
+        text += (f'p × {len(study.comparisons)} is corrected for the comparisons of the study (Bonferroni). A variance ratio, '
+                 'var(difference) / (var(treatment) + var(base)), below 1 means that pairing removes noise. With 3 to 5 seeds the '
+                 'percentile bootstrap is coarse: it draws from the differences seen only, and with 3 it is the span from the smallest '
+                 'to the largest. The t interval takes the differences to be normal.\n\n')
     sections = [measure_section(study, runs, measure, tests[measure]) for measure in measures]
     sections += [budget_section(study, runs), power_section(study, power_rows(study, runs, tests[study.measure]))]
     sections.append('## Figures\n\n' + '\n'.join(f'![{file[:-4]}]({file})' for file in FILES if file.endswith('.png')) + '\n')
@@ -363,16 +374,19 @@ def markdown(study, runs, left_out, measures, tests) -> str:
 # ----------------------------------------------------------------------------------------------------------------------
 # figures
 
-def panels(n: int, columns=3):
-    """(figure, list of n axes)"""
-    columns = min(columns, n)
+def panels(n: int, sharey=False):
+    """(figure, list of n axes), up to three beside each other."""
+    columns = min(3, n)
     rows = -(-n // columns)
     fig = Figure(figsize=(max(5, 4 * columns), 3.2 * rows), layout='constrained')
-    return fig, [fig.add_subplot(rows, columns, i + 1) for i in range(n)]
+    axes = fig.subplots(rows, columns, squeeze=False, sharey=sharey).flatten().tolist()
+    for ax in axes[n:]:
+        ax.remove()
+    return fig, axes[:n]
 
 
 def draw_curves(study, runs) -> Figure:
-    """Validation perplexity by step: mean and span over the seeds; a panel for each corpus or size (the part before the last /)."""
+    """Validation perplexity by step after step 0: mean, span of the seeds. A panel a corpus or size, the part before the last /."""
     groups = {}
     for cell in study.cells:
         if cell in runs:
@@ -380,11 +394,14 @@ def draw_curves(study, runs) -> Figure:
     fig, axes = panels(len(groups))
     for ax, (group, cells) in zip(axes, groups.items()):
         for cell in cells:
-            curve = mean_by_step([{step: math.exp(loss) for step, loss in run.curve.items()} for run in runs[cell].values()])
-            mean, low, high = zip(*curve.values())
+            curve = mean_by_step([{step: math.exp(loss) for step, loss in run.curve.items() if step} for run in runs[cell].values()])
+            mean, low, high = np.array(list(curve.values())).reshape(-1, 3).T
             line, = ax.plot(list(curve), mean, lw=1.2, label=f'{cell.rpartition("/")[2]} ({len(runs[cell])})')
             ax.fill_between(list(curve), low, high, color=line.get_color(), alpha=0.2, lw=0)
         ax.set(title=group, xlabel='updates', ylabel='validation perplexity', yscale='log')
+        ax.yaxis.set_major_formatter('{x:g}')
+        ax.yaxis.set_minor_formatter('{x:g}')
+        ax.tick_params(axis='y', which='both', labelsize=7)
         ax.legend(fontsize=7, title='mean, min to max (seeds)', title_fontsize=7)
     return fig
 
@@ -393,16 +410,16 @@ def draw_gap(study, runs) -> Figure:
     """Perplexity of the treatment relative to the base by step, a panel for each comparison: each seed, and their mean."""
     every = {pair: curves for pair in study.comparisons if (curves := gaps(runs, *pair))}
     if not every:
-        return empty('no seed that both cells of a comparison have')
-    fig, axes = panels(len(every))
+        return empty('no two runs to compare')
+    fig, axes = panels(len(every), sharey=True)
     for ax, ((base, treatment), curves) in zip(axes, every.items()):
         for curve in curves.values():
             ax.plot(list(curve), list(curve.values()), color='0.6', lw=0.7)
         mean = mean_by_step(list(curves.values()))
         ax.plot(list(mean), [m for m, _, _ in mean.values()], color='C0', lw=2, marker='.')
         ax.axhline(0, color='black', lw=0.7, ls=':')
-        ax.set(xlabel='updates', ylabel='perplexity, % of base')
-        ax.set_title(f'{treatment} − {base}', fontsize=9)
+        ax.set(xlabel='updates', ylabel='gap in perplexity, %')
+        ax.set_title(label(base, treatment), fontsize=9)
     return fig
 
 
@@ -410,8 +427,8 @@ def draw_forest(study, tests) -> Figure:
     """The effect of each comparison in the study's measure: paired by seed, mean and 95% t interval."""
     rows = {pair: test['paired'] for pair, test in tests.items() if test['paired']}
     if not rows:
-        return empty('no seed that both cells of a comparison have')
-    fig = Figure(figsize=(7, 1.2 + 0.4 * len(rows)), layout='constrained')
+        return empty('no two runs to compare')
+    fig = Figure(figsize=(8, 1.2 + 0.3 * len(rows)), layout='constrained')
     ax = fig.add_subplot()
     for y, pair in enumerate(rows.values()):
         low, high = pair['effect_t'] or [pair['effect']] * 2
@@ -419,17 +436,17 @@ def draw_forest(study, tests) -> Figure:
         ax.plot(pair['effects'], [y] * pair['n'], '|', color='0.5')
         ax.plot(pair['effect'], y, 'o', color='C0')
     ax.axvline(0, color='black', lw=0.7, ls=':')
-    ax.set_yticks(range(len(rows)), [f'{t} − {b} ({pair["n"]})' for (b, t), pair in rows.items()], fontsize=8)
+    ax.set_yticks(range(len(rows)), [f'{label(b, t)} ({pair["n"]})' for (b, t), pair in rows.items()], fontsize=8)
     ax.invert_yaxis()
-    ax.set_xlabel(f'{study.measure}, ' + ('percentage points' if is_higher_better(study.measure) else '% of base')
-                  + ': mean, 95% t interval, seeds')
+    ax.set_title('mean, 95% t interval and single seeds (their number)', fontsize=9)
+    ax.set_xlabel(f'difference in {study.measure}, ' + ('points' if is_higher_better(study.measure) else '%'))
     return fig
 
 
 def draw_cost(study, runs, tests) -> Figure:
     """What a treatment costs against what it gains, both relative to its base."""
     higher = is_higher_better(study.measure)
-    rows = [(speed(runs, t) / speed(runs, b), test['paired']['effect'] * (1 if higher else -1), f'{t} − {b}')
+    rows = [(speed(runs, t) / speed(runs, b), test['paired']['effect'] * (1 if higher else -1), label(b, t))
             for (b, t), test in tests.items() if test['paired'] and speed(runs, t) and speed(runs, b)]
     if not rows:
         return empty('no comparison with tokens/s of both cells')
@@ -440,7 +457,7 @@ def draw_cost(study, runs, tests) -> Figure:
     ax.axhline(0, color='black', lw=0.7, ls=':')
     ax.axvline(1, color='black', lw=0.7, ls=':')
     ax.set(xlabel='tokens/s, relative to the base',
-           ylabel=f'gain in {study.measure}, ' + ('percentage points' if higher else '% of base'))
+           ylabel=f'gain in {study.measure}, ' + ('points' if higher else '%'))
     ax.legend(fontsize=7)
     return fig
 
@@ -519,6 +536,7 @@ def main(argv):
     tests = {measure: tests_of(study, runs, measure) for measure in measures}
     text = markdown(study, runs, left_out, measures, tests)
     data = json.dumps(document(study, runs, left_out, measures, tests), indent=1, allow_nan=False) + '\n'
+    data = re.sub(r'\[[^]["{]*\]', lambda numbers: ' '.join(numbers[0].split()), data)  # a point of a curve on one line
     figures = (draw_curves(study, runs), draw_gap(study, runs), draw_forest(study, tests[study.measure]),
                draw_cost(study, runs, tests[study.measure]))
     for name, figure in zip(FILES[2:], figures):

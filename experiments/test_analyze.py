@@ -151,13 +151,13 @@ def test_hand_set_coupling(coupling):
     assert got['log_scale_q_std'] == pytest.approx(np.zeros((1, 2)), abs=1e-6)
     assert not got['log_scale_q_clamped'].any() and not got['log_scale_k_clamped'].any()
 
-    set_scales(model, (4.0, [-3.5, 1, 1, 1, 1, 1, 1, 3.5]))  # 4 is cut to 3; of k's, two of eight are
+    set_scales(model, (4.0, [-3.5, 1, 1, 1, 2.9, 1, 1, 3.5]))  # 4 is cut to 3; of k's, two of eight are
     got = one(model, ids(), 2)
     assert got['action_q'] == pytest.approx([math.exp(3) - 1] * 2, rel=1e-5)
     assert got['log_scale_q_clamped'] == pytest.approx(np.ones((1, 2)))
     assert got['log_scale_k_clamped'] == pytest.approx(np.full((1, 2), 2 / 8))
-    assert got['log_scale_k_mean'] == pytest.approx(np.full((1, 2), 6 / 8))
-    assert got['log_scale_k_std'] == pytest.approx(np.full((1, 2), math.sqrt((9 + 9 + 6) / 8 - (6 / 8) ** 2)))
+    assert got['log_scale_k_mean'] == pytest.approx(np.full((1, 2), 7.9 / 8))
+    assert got['log_scale_k_std'] == pytest.approx(np.full((1, 2), math.sqrt((9 + 9 + 5 + 2.9 ** 2) / 8 - (7.9 / 8) ** 2)))
 
 
 def test_action_of_a_shift():
@@ -262,7 +262,11 @@ def test_numbers_do_not_depend_on_the_batch(settings):
 
 def test_last_third():
     assert analyze.last_third(list(range(24))) == [16, 17, 18, 19, 20, 21, 22, 23]
-    assert analyze.last_third(list(range(8))) == [5, 6, 7] and analyze.last_third([0]) == [0]
+    assert analyze.last_third([0, 1, 2, 3]) == [2, 3] and analyze.last_third([0]) == [0]
+
+
+def test_json_has_no_nan():
+    assert analyze.plain(torch.tensor([[math.nan, math.inf], [1.23456789, 0]]).double()) == [[None, None], [1.23457, 0]]
 
 
 def test_hooks_do_not_stay():
