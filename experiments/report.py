@@ -98,8 +98,8 @@ def compare_cells(base: dict, treatment: dict, family: int, higher=False) -> dic
     if seeds := sorted(base.keys() & treatment.keys()):
         x, y = (np.array([cell[seed] for seed in seeds], dtype=float) for cell in (base, treatment))
         s, percent = summary(y - x), effect(x, y, higher)
-        paired = dict(seeds=seeds, differences=(y - x).tolist(), **s, p=None, p_bonferroni=None, t=t_interval(y - x), bootstrap=None,
-                      variance_ratio=None, effects=percent.tolist(), effect=float(percent.mean()), effect_t=t_interval(percent))
+        paired = dict(seeds=seeds, differences=(y - x).tolist(), **s, p=None, p_bonferroni=None, bootstrap=None, variance_ratio=None,
+                      t=t_interval(y - x), effects=percent.tolist(), effect=float(percent.mean()), effect_t=t_interval(percent))
         if s['std']:
             p = float(stats.ttest_rel(y, x, alternative='greater' if higher else 'less').pvalue)
             paired |= dict(p=p, p_bonferroni=min(1.0, family * p),
@@ -166,8 +166,7 @@ def read_run(run, base: dict) -> SimpleNamespace:
 
 
 def read_scores(file: Path, end: int, measure: str) -> dict:
-    """{name: value} of what evaluate.py --json wrote. A name is 'task.measure', but 'task' where that is all it has, unless `measure`
-    is the longer name."""
+    """{'task.measure': value} of what evaluate.py --json wrote; a task's only measure is called 'task', unless `measure` is longer."""
     try:
         document = json.loads(file.read_text(encoding='utf-8'))
         step, results = document['step'], document['results']
@@ -273,7 +272,7 @@ def measure_section(study, runs, measure, tests) -> str:
     for cell in study.cells if main else cells:
         s = cells.get(cell, dict(mean=None, std=None, n=0))
         counts = {run.head['parameters'] for run in runs.get(cell, {}).values()}
-        rows.append([cell, ', '.join(f'{n:,}' for n in counts) or '–', s['n'], plus_minus(s['mean'], s['std'], decimals)]
+        rows.append([cell, ', '.join(f'{n:,}' for n in sorted(counts)) or '–', s['n'], plus_minus(s['mean'], s['std'], decimals)]
                     + [plus_minus(*published_of(study, cell), decimals)] * publish + [number(speed(runs, cell), 0, ',')])
     header = ['cell', 'parameters', 'seeds', f'ours, scale {study.scale}'] + ["published: the papers' model and data"] * publish
     text += table(header + ['tokens/s'], rows)
@@ -287,9 +286,10 @@ def measure_section(study, runs, measure, tests) -> str:
         rows.append([name, f'{n[1]}, {n[0]}', number(test['difference'], decimals + 1, '+'), p_value(test['p']),
                      p_value(test['p_bonferroni']), number(test['d'], 2)])
         if pair := test['paired']:
-            paired_rows.append([name, pair['n'], number(pair['mean'], decimals + 1, '+'), p_value(pair['p']), p_value(pair['p_bonferroni']),
-                                interval(pair['t'], decimals + 1), interval(pair['bootstrap'], decimals + 1),
-                                number(pair['variance_ratio'], 2), f'{pair["effect"]:+.2f} {unit}']
+            paired_rows.append([name, pair['n'], number(pair['mean'], decimals + 1, '+'), p_value(pair['p']),
+                                p_value(pair['p_bonferroni']), interval(pair['t'], decimals + 1),
+                                interval(pair['bootstrap'], decimals + 1), number(pair['variance_ratio'], 2),
+                                f'{pair["effect"]:+.2f} {unit}']
                                + [number(theirs, 2, '+') + (f' {unit}' if theirs is not None else '')] * publish)
     corrected = f'p × {len(study.comparisons)}'  # Bonferroni
     text += '\nWelch, one-sided; d by the pooled std, positive where the treatment is better:\n\n'
@@ -331,7 +331,8 @@ def power_rows(study, runs, tests) -> list:
 def power_section(study, rows) -> str:
     def cell(std, mean, n):
         delta = detectable(std, n)
-        return f'{delta:.3g} (' + (f'{100 * delta:.2f} points)' if is_higher_better(study.measure) else f'{100 * delta / mean:.2f}%)')
+        relative = f'{100 * delta:.2f} points' if is_higher_better(study.measure) else f'{100 * delta / mean:.2f}%'
+        return f'{delta:.3g} ({relative})'
     counts = 3, 5, 10, 20
     body = table(['noise', 'std'] + [f'{n} seeds' for n in counts],
                  [[name, f'{std:.3g}'] + [cell(std, mean, n) for n in counts] for name, std, mean in rows])
@@ -394,7 +395,8 @@ def draw_curves(study, runs) -> Figure:
     fig, axes = panels(len(groups))
     for ax, (group, cells) in zip(axes, groups.items()):
         for cell in cells:
-            curve = mean_by_step([{step: math.exp(loss) for step, loss in run.curve.items() if step} for run in runs[cell].values()])
+            curve = mean_by_step([{step: math.exp(loss) for step, loss in run.curve.items() if step}
+                                  for run in runs[cell].values()])
             mean, low, high = np.array(list(curve.values())).reshape(-1, 3).T
             line, = ax.plot(list(curve), mean, lw=1.2, label=f'{cell.rpartition("/")[2]} ({len(runs[cell])})')
             ax.fill_between(list(curve), low, high, color=line.get_color(), alpha=0.2, lw=0)
@@ -437,7 +439,7 @@ def draw_forest(study, tests) -> Figure:
         ax.plot(pair['effect'], y, 'o', color='C0')
     ax.axvline(0, color='black', lw=0.7, ls=':')
     ax.set_yticks(range(len(rows)), [f'{label(b, t)} ({pair["n"]})' for (b, t), pair in rows.items()], fontsize=8)
-    ax.invert_yaxis()
+    ax.set_ylim(len(rows) - 0.5, -0.5)
     ax.set_title('mean, 95% t interval and single seeds (their number)', fontsize=9)
     ax.set_xlabel(f'difference in {study.measure}, ' + ('points' if is_higher_better(study.measure) else '%'))
     return fig
@@ -482,7 +484,7 @@ def document(study, runs, left_out, measures, tests) -> dict:
                            parameters=next((run.head['parameters'] for run in done.values()), None), tok_s=speed(runs, cell),
                            summary={m: summary(list(v.values())) for m in measures if (v := values_of(runs, cell, m))},
                            seeds={seed: one(run) for seed, run in done.items()})
-    packages = dict(python=platform.python_version(), numpy=np.__version__, scipy=scipy.__version__, matplotlib=matplotlib.__version__)
+    packages = dict(python=platform.python_version(), **{m.__name__: m.__version__ for m in (np, scipy, matplotlib)})
     return dict(study=study.name, scale=study.scale, title=study.title, config=study.config, measure=study.measure,
                 family=len(study.comparisons), left_out=left_out, packages=packages, cells=cells,
                 comparisons={m: [dict(base=b, treatment=t, **test) for (b, t), test in tests[m].items()] for m in measures},
@@ -502,8 +504,8 @@ def check_target(folder: Path, study):
     except (OSError, ValueError, LookupError, TypeError):
         same = False
     if there and not same:
-        refuse(f'{folder} holds {", ".join(there)}, and not as a report on {study.name} at scale {study.scale}; give another folder: '
-               '--to=FOLDER')
+        refuse(f'{folder} holds {", ".join(there)}, and not as a report on {study.name} at scale {study.scale}; give another '
+               'folder: --to=FOLDER')
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK)

@@ -39,13 +39,14 @@ PUBLISHED = {
 
 @pytest.mark.parametrize('name', PUBLISHED)
 def test_published_welch_tests(name):
-    """Means and stds are rounded to 0.01: some values within that rounding must give the published difference, p and d, all at once."""
+    """Means and stds are rounded to 0.01: some values within that rounding must give the published difference, p and d at once."""
     (mean_a, std_a), (mean_b, std_b), n, *published = PUBLISHED[name]
     error = np.linspace(-0.005, 0.005, 21)  # holds the corners and the centre; that of a difference of means is twice as large
     of_mean, of_a, of_b = np.meshgrid(2 * error, error, error)
     reached = report.welch_from_stats(mean_a, std_a + of_a, n, mean_b + of_mean, std_b + of_b, n)
     right = [np.abs(got - value) <= half + 1e-9 for got, (value, half) in zip(reached, published)]
-    assert np.logical_and.reduce(right).any(), [f'{value}: {got.min():.4g} to {got.max():.4g}' for got, (value, _) in zip(reached, published)]
+    spans = [f'{value}: {got.min():.4g} to {got.max():.4g}' for got, (value, _) in zip(reached, published)]
+    assert np.logical_and.reduce(right).any(), spans
 
 
 BASE, TREATMENT = {1: 20.0, 2: 22.0, 3: 24.0}, {1: 19.0, 2: 20.0, 3: 24.0}  # means 22 and 21, variances 4 and 7
@@ -73,7 +74,8 @@ def test_accuracies_turn_the_alternative_around():
     assert test['difference'] == pytest.approx(0.1) and test['paired']['effect'] == pytest.approx(10)
     assert test['paired']['p'] == pytest.approx(P_PAIRED)  # differences 0.1, 0, 0.2: mean 0.1, std 0.1, t = sqrt(3)
     assert test['d'] == pytest.approx(0.1 / math.sqrt((0.01 + 0.03) / 2))
-    assert test['p'] == pytest.approx(stats.ttest_ind([0.6, 0.6, 0.9], [0.5, 0.6, 0.7], equal_var=False, alternative='greater').pvalue)
+    p = stats.ttest_ind([0.6, 0.6, 0.9], [0.5, 0.6, 0.7], equal_var=False, alternative='greater').pvalue
+    assert test['p'] == pytest.approx(p)
     assert [m for m in ('val_perplexity', 'ppl.bits_per_byte', 'mqar', 'lambada.last_word') if report.is_higher_better(m)] == [
         'mqar', 'lambada.last_word']
 
@@ -126,7 +128,8 @@ def lines_of(perplexities, config, speeds):
     head = dict(step=0, config=config | dict(out_dir='/root/secret'), versions=dict(python='3.11', torch='2.13.0', numpy='2.0'),
                 device='x86_64', dtype='float32', processes=1, commit='c0ffee', parameters=1234, flops_per_token=1)
     evaluations = [dict(step=step, val_loss=math.log(p), val_perplexity=p) for step, p in perplexities.items()]
-    updates = [dict(step=5 * i, loss=1.0, lr=0.1, grad_norm=1.0, tok_s=speed, tflops=1, mfu=None) for i, speed in enumerate(speeds, 1)]
+    updates = [dict(step=5 * i, loss=1.0, lr=0.1, grad_norm=1.0, tok_s=speed, tflops=1, mfu=None)
+               for i, speed in enumerate(speeds, 1)]
     return [json.dumps(record) for record in (head, evaluations[0], *updates, *evaluations[1:])]
 
 
