@@ -22,11 +22,11 @@ from types import SimpleNamespace
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE / 'studies')]
-import study as studies
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 import train
 from compare import bootstrap
 from configurator import ConfigError, configure
+from studies import study as studies
 from train import refuse
 
 try:

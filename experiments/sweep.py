@@ -308,9 +308,6 @@ def main(argv):
         return 0
     check(study, runs, cfg, nproc, gpus or CORES, 'GPUs' if gpus else 'CPU cores')
     lock_file = lock(study)
-    link = Path(cfg.out) / study.name
-    if study.runs_of and not link.exists():  # report.py finds the other study's runs under this study's name too
-        link.symlink_to(study.runs_of)
     failed, stopped = run_all(study, runs, cfg, nproc, gpus, lock_file)
     if failed:
         say(f'\n{len(failed)} of {len(runs)} runs failed:')

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE / 'studies')]
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 if not all(map(importlib.util.find_spec, ('scipy', 'matplotlib'))):
     pytest.skip('needs pip install scipy matplotlib', allow_module_level=True)
 import matplotlib.image
 import report
-import study as studies
+from studies import study as studies
 from configurator import ConfigError
 from scipy import stats
 
