@@ -160,10 +160,15 @@ class Alternating(nn.Module):
         self.net_k = AffineNet(config.d_head, config.n_kv_head)  # reads q, moves k
 
     def forward(self, q, k):
-        if self.lean and torch.is_grad_enabled():
-            n1, n2 = self.net_q, self.net_k
-            return LeanAlternating.apply(q, k, n1.hidden.weight, n1.out.weight, n1.out.bias,
-                                         n2.hidden.weight, n2.out.weight, n2.out.bias)
+        if not self.lean or not torch.is_grad_enabled():
+            return self.couple(q, k)
+        if torch.compiler.is_compiling():  # the compiler fuses by itself, but would keep what the nets compute
+            return checkpoint(self.couple, q, k, use_reentrant=False, preserve_rng_state=False)
+        n1, n2 = self.net_q, self.net_k
+        return LeanAlternating.apply(q, k, n1.hidden.weight, n1.out.weight, n1.out.bias,
+                                     n2.hidden.weight, n2.out.weight, n2.out.bias)
+
+    def couple(self, q, k):
         q = affine(q, *(to_q_heads(x, q.size(2)) for x in self.net_q(k)))
         k = affine(k, *self.net_k(to_k_heads(q, k.size(2))))
         return q, k
@@ -183,14 +188,14 @@ class LeanAlternating(torch.autograd.Function):
     def pieces(*tensors):
         """Some tokens at a time on a CPU, so that what the nets compute stays in its cache (2048 rows: measured)."""
         B, T, H, _ = tensors[0].shape
-        whole = tensors[0].device.type != 'cpu' or torch.compiler.is_compiling()
-        return zip(*(x.split(T if whole else max(1, 2048 // (B * H)), dim=1) for x in tensors))
+        n = max(1, 2048 // (B * H)) if tensors[0].device.type == 'cpu' else T
+        return zip(*(x.split(n, dim=1) for x in tensors))
 
     @staticmethod
     def invertible(k, k_new, e):
         """k = (k' - t) / exp(s) is as wrong as the rounding of k' / exp(s): at most 64 ulp of k, and not in bfloat16.
-        Only on a CPU: looking at the numbers would stall a GPU, and a compiled graph cannot look (ours)."""
-        if k.device.type != 'cpu' or torch.compiler.is_compiling() or k.element_size() < 4 or not k.numel():
+        Only on a CPU: looking at the numbers would stall a GPU (ours)."""
+        if k.device.type != 'cpu' or k.element_size() < 4 or not k.numel():
             return False
         return bool((k_new / e).abs().max() < 64 * k.abs().max())
 
