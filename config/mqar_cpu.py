@@ -14,10 +14,10 @@ n_head = 4
 n_embd = 128
 block_size = 64
 
-# 64 rows x 4 questions = 256 answers an update; 750 updates = 48,000 rows, half a pass over the 100,000
+# 64 rows x 4 questions = 256 answers an update; 2250 updates = 144,000 rows, 1.4 passes over the 100,000
 batch_size = 64
 gradient_accumulation_steps = 1
-max_iters = 750
+max_iters = 2250
 warmup_iters = 50
 learning_rate = 3e-3
 decay_lr = False  # when a run finds the solution differs; a decayed rate would miss it
