@@ -8,4 +8,4 @@ scales = {
     'cpu': dict(config='config/study_cpu.py', seeds=[1, 2, 3]),
 }
 cells = {'standard': {}} | {f'rounds_{n}': dict(coupling='alternating', coupling_rounds=n) for n in (1, 2, 3)}
-comparisons = [('standard', f'rounds_{n}') for n in (1, 2, 3)]
+comparisons = [('standard', 'rounds_1'), ('rounds_1', 'rounds_2'), ('rounds_2', 'rounds_3')]

@@ -12,6 +12,6 @@ def _cells(updates, warmup, rate):
 scales = {
     # a third of the updates of `standard`, from half its learning rate
     'full': dict(config='config/wikitext103_60m.py', seeds=[1, 2, 3], nproc=8, cells=_cells(6000, 500, 5e-4)),
-    'cpu': dict(config='config/study_cpu.py', seeds=[1, 2, 3], cells=_cells(100, 10, 1.5e-3)),
+    'cpu': dict(config='config/study_cpu.py', seeds=[1, 2, 3], cells=_cells(100, 10, 1e-3)),
 }
 comparisons = [('continued', 'warm')]
