@@ -188,7 +188,7 @@ class LeanAlternating(torch.autograd.Function):
     def pieces(*tensors):
         """Some tokens at a time on a CPU, so that what the nets compute stays in its cache (2048 rows: measured)."""
         B, T, H, _ = tensors[0].shape
-        n = max(1, 2048 // (B * H)) if tensors[0].device.type == 'cpu' else T
+        n = max(1, 2048 // max(1, B * H)) if tensors[0].device.type == 'cpu' else T
         return zip(*(x.split(n, dim=1) for x in tensors))
 
     @staticmethod
@@ -255,7 +255,7 @@ class LeanAlternating(torch.autograd.Function):
             dc, dw1, dw2, db1 = LeanAlternating.net_backward(k, h, a, s, ds, dt, w1, w2)
             dq_out.copy_(dq * to_q_heads(e, n_head))
             dk_out.copy_(dk + dc)
-            new = dw1, dw2, db1, du1, du2, db2
+            new = [full(x) for x in (dw1, dw2, db1, du1, du2, db2)]       # summed in full precision
             grads = new if grads is None else [x + y for x, y in zip(grads, new)]
         return dq_all, dk_all, *grads
 
@@ -474,7 +474,7 @@ class Diff(Standard):
     def forward(self, q, k, v, maps=None):
         d = q.size(-1) // 2
         if maps is None and self.recomputes(q, k):
-            y = LeanDiff.apply(q, to_q_heads(k, q.size(2)), to_q_heads(v, q.size(2)), self.lam)
+            y = LeanDiff.apply(q, k, v, self.lam)
         elif self.flash and maps is None:
             # Flash kernels want q, k and v equally wide. (q1, 0) . (k1, k2) = q1 . k1: only q needs zeros, k stays.
             first = torch.arange(2 * d, device=q.device) < d
@@ -485,12 +485,12 @@ class Diff(Standard):
             if maps is not None:
                 maps.append(torch.stack([a1, a2], dim=1))
             y = apply_map(F.dropout(a1, self.p()) - self.lam[:, None, None] * F.dropout(a2, self.p()), v)
-        return rms_norm(y, y.new_full((2 * d,), 1 - self.lambda_init), self.lean)
+        return rms_norm(y, y.new_ones(2 * d), self.lean) * (1 - self.lambda_init)
 
     # flops: as standard, since two score maps of half the width cost one, and their difference is applied once
 
 class LeanDiff(torch.autograd.Function):
-    """The difference of diff's maps times the values, q, k, v (B, T, H, d) -> (B, T, H, d), on a CPU.
+    """The difference of diff's maps times the values, q (B, T, H, d) and k, v (B, T, K, d) -> (B, T, H, d), on a CPU.
 
     Works on blocks of queries, where one product (A1 - lambda A2) v serves both maps; a fused kernel must be called for
     each, at full width. Keeps q, k and v only: the maps are made again in backward.
@@ -498,6 +498,7 @@ class LeanDiff(torch.autograd.Function):
     @staticmethod
     def split(q, k, v):
         """Halves of q and k (B, H, 2, T, d/2), q scaled, and v (B, H, T, d)."""
+        k, v = (to_q_heads(x, q.size(2)) for x in (k, v))
         q, k = (x.unflatten(-1, (2, -1)).permute(0, 2, 3, 1, 4) for x in (q * (q.size(-1) // 2) ** -0.5, k))
         return q.contiguous(), k.contiguous(), v.transpose(1, 2).contiguous()
 
@@ -524,6 +525,7 @@ class LeanDiff(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy):
         *qkv, lam = ctx.saved_tensors
+        n_kv_head = qkv[1].size(2)
         q, k, v = LeanDiff.split(*qkv)
         dy = dy.transpose(1, 2).contiguous()
         dq, dk, dv, dlam = (torch.zeros_like(x) for x in (q, k, v, lam))
@@ -538,7 +540,10 @@ class LeanDiff(torch.autograd.Function):
             dlam -= dot[:, :, 1].sum(dim=(0, 2, 3))
         sign = torch.stack([torch.ones_like(lam), -lam], dim=1)[..., None, None]  # (H, 2, 1, 1)
         dq, dk = ((x * sign).permute(0, 3, 1, 2, 4).flatten(-2) for x in (dq, dk))
-        return dq * (dq.size(-1) // 2) ** -0.5, dk, dv.transpose(1, 2), dlam
+        dv = dv.transpose(1, 2)
+        if n_kv_head != dk.size(2):
+            dk, dv = (x.unflatten(2, (n_kv_head, -1)).sum(3) for x in (dk, dv))  # over a key's group
+        return dq * (dq.size(-1) // 2) ** -0.5, dk, dv, dlam
 
 class MTA(Standard):
     """[mta]: scores mix with their neighbours, over queries, keys and heads, before and after the softmax.

@@ -70,7 +70,7 @@ n_pos = 2048                     # rows of the learned position table, >= block_
 attention = 'standard'           # standard | diff | mta
 qk_norm = False                  # RMSNorm of q and k
 coupling = 'none'                # none | one_way | alternating | simultaneous | cross_mlp | ... see COUPLINGS in model.py
-coupling_rounds = 1              # 1 to 7
+coupling_rounds = 1              # 1 to 16 for alternating, simultaneous and one_way, to 7 for [v1]'s, 1 for the others
 flash = True                     # False: attention by explicit softmax maps
 seed = 1337                      # of the weights, the batches and the dropout, >= 0
 # optimizer: AdamW

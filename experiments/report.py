@@ -307,11 +307,10 @@ def budget_section(study, runs) -> str:
     steps = sorted(set().union(*means.values()))
     if not steps:
         return ''
-    steps = [steps[i] for i in sorted({round(i) for i in np.linspace(0, len(steps) - 1, 8)})]
-    rows = [[label(b, t)] + [number(gap[step][0], 2, '+') if step in gap else '–' for step in steps]
-            for (b, t), gap in means.items() if gap]
+    means = {pair: gap for pair, gap in means.items() if gap}
+    rows = [[f'{step:,}'] + [number(gap[step][0], 2, '+') if step in gap else '–' for gap in means.values()] for step in steps]
     return ('## Gap in validation perplexity by updates, %\n\nPaired by seed, mean over seeds.\n\n'
-            + table(['treatment − base'] + [f'{step:,}' for step in steps], rows))
+            + table(['updates'] + [label(b, t) for b, t in means], rows))
 
 
 def power_rows(study, runs, tests) -> list:
@@ -341,7 +340,7 @@ def power_section(study, rows) -> str:
             f'few seeds give only roughly.\n\n{body}') if rows else ''
 
 
-def markdown(study, runs, left_out, measures, tests) -> str:
+def markdown(study, runs, left_out, measures, tests, command) -> str:
     def distinct(what):
         return '; '.join(sorted({str(what(run)) for cell in runs.values() for run in cell.values()}))
 
@@ -356,7 +355,7 @@ def markdown(study, runs, left_out, measures, tests) -> str:
         'torch': lambda run: run.head['versions']['torch'], 'Commit': lambda run: ', '.join(map(str, run.commits))}.items()) + '.\n\n'
     if left_out:
         text += 'Left out:\n\n' + ''.join(f'- {name}: {why}\n' for name, why in left_out.items())
-        text += f'\nTo run them: `python experiments/sweep.py experiments/studies/{study.name}.py --scale={study.scale}`\n\n'
+        text += f'\nTo run them: `{command}`\n\n'
     text += '± is the sample standard deviation over seeds. '
     if study.published:
         text += ("Published figures are of the papers' model size, data and length of training; they stand beside ours for sign and "
@@ -536,7 +535,7 @@ def main(argv):
 
     measures = [study.measure] + [m for m in have if m != study.measure]
     tests = {measure: tests_of(study, runs, measure) for measure in measures}
-    text = markdown(study, runs, left_out, measures, tests)
+    text = markdown(study, runs, left_out, measures, tests, command)
     data = json.dumps(document(study, runs, left_out, measures, tests), indent=1, allow_nan=False) + '\n'
     data = re.sub(r'\[[^]["{]*\]', lambda numbers: ' '.join(numbers[0].split()), data)  # a point of a curve on one line
     figures = (draw_curves(study, runs), draw_gap(study, runs), draw_forest(study, tests[study.measure]),
