@@ -246,7 +246,7 @@ def test_runs_left_out_are_named(toy, capsys):
     assert why['toy/alternating/seed_1'] == 'no run' and 'step 10 of 20' in why['toy/alternating/seed_3']
     assert "coupling = 'linear_mix'" in why['other/standard/seed_1'] and 'line 2' in why['other/standard/seed_2']
     assert all(f'- {name}: {reason}\n' in text for name, reason in why.items())
-    assert '5 of 9 runs' in text and re.search(r'To run them: `python experiments/sweep.py \S*toy.py --scale=cpu --out=\S+`', text)
+    assert '5 of 9 runs' in text and re.search(r'To run them: `python experiments/sweep.py \S*toy.py --scale=cpu`', text)
     assert '| toy/alternating | 1,234 | 1 | 20.00 |' in text
     first = got['comparisons']['val_perplexity'][0]
     assert first['n'] == [3, 1] and first['paired']['seeds'] == [2] and first['difference'] == -2
