@@ -1725,7 +1725,7 @@ def spy(seed, step, piece):
 train.seed_dropout = spy
 if {kind!r} == 'nan':
     train.GPT.forward = lambda self, *a, **k: (None, forward(self, *a, **k)[1] * (math.nan if self.training and now[0] == 3 and train.rank == 1 else 1))
-sys.exit(train.main(sys.argv[1:]))
+train.leave(train.main(sys.argv[1:]))
 """
 
 
@@ -1753,7 +1753,8 @@ def test_two_ranks_are_the_same_run_as_one(run, corpus, tmp_path):
     script = tmp_path / 'patched.py'
     script.write_text(PATCHED.format(root=str(ROOT), kind='term'))
     stopped = torchrun(corpus, tmp_path / 'stopped', *flags, script=script)
-    assert stopped.returncode != 0 and stopped.stderr.count('exitcode  : 143') == 2
+    # torchrun lists the ranks that have left by themselves when it looks: one, or both
+    assert stopped.returncode != 0 and stopped.stderr.count('exitcode  : 143') in (1, 2) and 'exitcode  : -' not in stopped.stderr
     assert 'stopped by SIGTERM at step 6' in stopped.stdout and load(tmp_path / 'stopped')['iter_num'] == 6
     assert torchrun(corpus, tmp_path / 'stopped', *flags).returncode == 0
     assert_same_run(tmp_path / 'two', tmp_path / 'stopped')

@@ -597,6 +597,16 @@ def perplexity(loss):
     return math.exp(min(loss, 700))  # a float ends there
 
 
+def leave(status):
+    """End the process with the exit status of main. Of several ranks not by sys.exit: a thread of gloo may still release a tensor, and
+    aborts if Python is half gone by then; and torchrun's SIGTERM to the later ones would meet no handler any more."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 def explain(e):
     """The message for an error that is not a bug here, else None."""
     text = str(e).splitlines()[0] if str(e) else type(e).__name__
@@ -618,8 +628,4 @@ if __name__ == '__main__':
         if message is None:
             raise
         refuse(message)
-    if dist.is_initialized():
-        dist.destroy_process_group()
-        sys.stdout.flush()
-        os._exit(status)  # not sys.exit: a thread of gloo may still release a tensor, and aborts if Python is half gone by then
-    sys.exit(status)
+    leave(status)
