@@ -169,6 +169,7 @@ class Alternating(nn.Module):
                                      n2.hidden.weight, n2.out.weight, n2.out.bias)
 
     def couple(self, q, k):
+        """The map in plain operations."""
         q = affine(q, *(to_q_heads(x, q.size(2)) for x in self.net_q(k)))
         k = affine(k, *self.net_k(to_k_heads(q, k.size(2))))
         return q, k
@@ -186,7 +187,7 @@ class LeanAlternating(torch.autograd.Function):
     """
     @staticmethod
     def pieces(*tensors):
-        """Some tokens at a time on a CPU, so that what the nets compute stays in its cache (2048 rows: measured)."""
+        """Views (B, n, H, d): some tokens at a time on a CPU, so that the nets' work stays in its cache (2048 rows: ours)."""
         B, T, H, _ = tensors[0].shape
         n = max(1, 2048 // max(1, B * H)) if tensors[0].device.type == 'cpu' else T
         return zip(*(x.split(n, dim=1) for x in tensors))
@@ -251,7 +252,7 @@ class LeanAlternating(torch.autograd.Function):
             h, a, s, e, t = LeanAlternating.net(k, w1, w2, b1)
             ds, dt = dq * (full(q_new) - to_q_heads(t, n_head)), dq
             if n_head != n_kv_head:  # a key's s and t served its whole group
-                ds, dt = (x.unflatten(2, (n_kv_head, -1)).sum(3) for x in (ds, dt))
+                ds, dt = (x.unflatten(2, (n_kv_head, -1)).sum(3) for x in (ds, dt))  # (B, n, K, d)
             dc, dw1, dw2, db1 = LeanAlternating.net_backward(k, h, a, s, ds, dt, w1, w2)
             dq_out.copy_(dq * to_q_heads(e, n_head))
             dk_out.copy_(dk + dc)
@@ -504,7 +505,7 @@ class LeanDiff(torch.autograd.Function):
 
     @staticmethod
     def blocks(q, k, lam, block=32):
-        """Start and end of each block of queries (32: measured), its two maps (B, H, 2, n, end) and their difference (B, H, n, end)."""
+        """Start and end of each block of queries (32: ours), its maps (B, H, 2, n, end) and A1 - lambda A2 (B, H, n, end)."""
         for i in range(0, q.size(-2), block):
             j = min(q.size(-2), i + block)
             scores = q[..., i:j, :] @ k[..., :j, :].mT
@@ -518,7 +519,7 @@ class LeanDiff(torch.autograd.Function):
         y = torch.empty_like(q)
         q, k, v = LeanDiff.split(q, k, v)
         for i, j, _, a in LeanDiff.blocks(q, k, lam):
-            y[:, i:j] = (a @ v[..., :j, :]).transpose(1, 2)
+            y[:, i:j] = (a @ v[..., :j, :]).transpose(1, 2)               # (B, n, H, d)
         return y
 
     @staticmethod
@@ -527,7 +528,7 @@ class LeanDiff(torch.autograd.Function):
         *qkv, lam = ctx.saved_tensors
         n_kv_head = qkv[1].size(2)
         q, k, v = LeanDiff.split(*qkv)
-        dy = dy.transpose(1, 2).contiguous()
+        dy = dy.transpose(1, 2).contiguous()                              # (B, H, T, d)
         dq, dk, dv, dlam = (torch.zeros_like(x) for x in (q, k, v, lam))
         for i, j, maps, a in LeanDiff.blocks(q, k, lam):
             g = dy[..., i:j, :]
@@ -539,10 +540,10 @@ class LeanDiff(torch.autograd.Function):
             dk[..., :j, :] += ds.mT @ q[..., i:j, :]
             dlam -= dot[:, :, 1].sum(dim=(0, 2, 3))
         sign = torch.stack([torch.ones_like(lam), -lam], dim=1)[..., None, None]  # (H, 2, 1, 1)
-        dq, dk = ((x * sign).permute(0, 3, 1, 2, 4).flatten(-2) for x in (dq, dk))
-        dv = dv.transpose(1, 2)
-        if n_kv_head != dk.size(2):
-            dk, dv = (x.unflatten(2, (n_kv_head, -1)).sum(3) for x in (dk, dv))  # over a key's group
+        dq, dk = ((x * sign).permute(0, 3, 1, 2, 4).flatten(-2) for x in (dq, dk))  # (B, T, H, d)
+        dv = dv.transpose(1, 2)                                           # (B, T, H, d)
+        if n_kv_head != dk.size(2):  # a key served its whole group
+            dk, dv = (x.unflatten(2, (n_kv_head, -1)).sum(3) for x in (dk, dv))  # (B, T, K, d)
         return dq * (dq.size(-1) // 2) ** -0.5, dk, dv, dlam
 
 class MTA(Standard):
@@ -642,6 +643,7 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.lean)
 
 def rms_norm(x, weight, lean):
+    """The same as a function; `lean` keeps less for backward on a CPU."""
     if not lean or x.is_cuda or torch.compiler.is_compiling():
         return F.rms_norm(x, weight.shape, weight.type_as(x), EPS)        # one kernel on a GPU
     return LeanRMSNorm.apply(x, weight.type_as(x))
@@ -660,7 +662,8 @@ class LeanRMSNorm(torch.autograd.Function):
         x, w, r = ctx.saved_tensors
         dot = (x * r).mul_(dy)                                            # dy * normalized x
         dx = torch.addcmul((dy * w) * r, full(x), (dot @ full(w))[..., None] * r ** 2, value=-1 / x.size(-1))
-        return dx.type_as(x), dot.flatten(0, -2).sum(0).type_as(w)
+        dw = dot.flatten(0, -2).sum(0).type_as(w) if ctx.needs_input_grad[1] else None  # diff's is constant
+        return dx.type_as(x), dw
 
 def rope(x, cos, sin):
     """RoFormer's rotation of (B, T, H, d) by position; cos, sin (T, 1, d/2). Feature i is paired with i + d/2."""
@@ -878,9 +881,9 @@ class GPT(nn.Module):
         if targets is None:
             return self.lm_head(x[:, [-1]]), None
         if loss_chunk and hasattr(F, 'linear_cross_entropy'):
-            x, targets = x.flatten(0, 1), targets.flatten()
+            x, targets = x.flatten(0, 1), targets.flatten()               # (B*T, n_embd), (B*T)
             if x.device.type == 'cpu' and not torch.compiler.is_compiling() and (targets == -1).any():
-                x, targets = x[targets != -1], targets[targets != -1]     # no head where nothing is scored
+                x, targets = x[targets != -1], targets[targets != -1]     # no head where nothing is scored; a GPU would wait
             options = nn.LinearCrossEntropyOptions(batch_chunk_size=loss_chunk, chunking_method=None,
                                                    allow_retain_graph=torch.compiler.is_compiling())
             return None, F.linear_cross_entropy(full(x), full(self.lm_head.weight), targets, ignore_index=-1, options=options)
