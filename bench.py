@@ -6,6 +6,7 @@ What a variant costs: tokens/s and memory of one forward and backward pass, besi
     python bench.py --variants=standard,diff,diff+alternating --mode=both
     python bench.py --decode                                     # generation with the KV cache
     python bench.py --scaling --png=scaling.png                  # against the length and against the size of the model
+    python bench.py --profile                                    # in which operations the time goes
 
 A variant is parts joined by +, in any order: an attention (standard, diff, mta), a coupling (alternating, one_way, ...),
 qk_norm, rope, gqa (a quarter of the key heads, as in [v2]), and plain: written plainly, without recomputation in
@@ -32,7 +33,8 @@ from types import SimpleNamespace
 os.environ.setdefault('KINETO_LOG_LEVEL', '99')  # silence the profiler, which counts bytes below
 
 import torch
-from torch.profiler import ProfilerActivity, profile
+import torch.profiler
+from torch.profiler import ProfilerActivity
 
 from configurator import ConfigError, configure
 from model import ATTENTIONS, COUPLINGS, GPT, SIZES, GPTConfig, KVCache
@@ -60,6 +62,7 @@ scaling = False           # tokens/s and kept bytes against T and against the si
 lengths = '256,512,1024,2048,4096'  # the T's, at `size` and `batch_size`
 sizes = 'tiny,60m,150m'   # the sizes, at `block_size` and `batch_size`
 png = ''                  # file to draw the scaling figure into; needs matplotlib
+profile = False           # milliseconds a step in each operation, profiled over `rounds` steps
 defaults = {k: v for k, v in globals().items() if k[0] != '_' and type(v) in (bool, int, float, str)}
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -113,7 +116,7 @@ def kept_bytes(forward, device):
         before = torch.cuda.memory_allocated()
         loss = forward()
         return torch.cuda.memory_allocated() - before - 512  # the loss
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         loss = forward()
     return sum(event.self_cpu_memory_usage for event in prof.events()) - loss.untyped_storage().nbytes()
 
@@ -213,6 +216,42 @@ def cost_table(cfg, names):
         print()
         print_table('ratio|tok/s|min - max|tok/s, H100 of [v2]|kept|peak|peak, H100 of [v2]', rows)
         out[mode] = {'variants': result, 'ratios': ratios}
+    return out
+
+# ----------------------------------------------------------------------------------------------------------------------
+# profile
+
+def profile_table(cfg, names):
+    """Print and return {variant: {operation: milliseconds of a step}}: forward and backward, eager, each operation's own time,
+    without that of those it calls; on a GPU that of the kernels."""
+    tokens = torch.randint(cfg.vocab_size, (2, cfg.batch_size, cfg.block_size),
+                           generator=torch.Generator().manual_seed(cfg.seed)).to(cfg.device)
+    kind = ProfilerActivity.CPU if cfg.device == 'cpu' else ProfilerActivity.CUDA
+    own_time = 'self_cpu_time_total' if cfg.device == 'cpu' else 'self_device_time_total'
+    models = {name: GPT(variant_config(name, cfg.size, cfg.block_size, cfg.vocab_size), seed=cfg.seed).to(cfg.device)
+              for name in names}
+    out = {name: {} for name in names}
+
+    def step(model):
+        with cfg.autocast():
+            loss = model(tokens[0], tokens[1], loss_chunk=cfg.loss_chunk if model.config.lean else 0)[1]
+        loss.backward()
+        model.zero_grad(set_to_none=True)
+        cfg.sync()
+
+    for i in range(cfg.rounds + 1):  # the first is a warmup
+        say(f'round {i}/{cfg.rounds}')
+        for name in random.Random(f'{cfg.seed} {i}').sample(names, len(names)):
+            with torch.profiler.profile(activities=[kind]) as prof:
+                step(models[name])
+            for event in prof.key_averages() if i > 0 else ():
+                out[name][event.key] = out[name].get(event.key, 0) + getattr(event, own_time) / 1e3 / cfg.rounds
+    say('')
+    print(f'\nprofile: {cfg.size}, batch {cfg.batch_size} x {cfg.block_size}, {cfg.dtype} on {cfg.name}, {cfg.rounds} steps, ms a step')
+    ops = sorted(set().union(*out.values()), key=lambda op: -max(times.get(op, 0) for times in out.values()))
+    rows = [[op[:60], *(f'{out[name].get(op, 0):,.1f}' for name in names)] for op in ops[:20]]
+    rows.append(['all', *(f'{sum(out[name].values()):,.1f}' for name in names)])
+    print_table('|'.join(['operation', *names]), rows)
     return out
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -386,6 +425,8 @@ def check(cfg):
         need(min(cfg.lengths) >= 1, 'lengths', 'each at least 1')
         need(set(cfg.sizes) <= set(SIZES), 'sizes', 'some of ' + ', '.join(SIZES))
         need(cfg.mode != 'both', 'mode', 'eager or compiled with --scaling')
+    if cfg.profile:
+        need(cfg.mode == 'eager', 'mode', 'eager: compiled code has no names of operations')
     if cfg.png:
         need(cfg.scaling, 'png', '--scaling beside it: it draws that figure')
         need(cfg.png.endswith('.png') and os.path.isdir(os.path.dirname(cfg.png) or '.'), 'png', 'a .png in a folder that exists')
@@ -432,7 +473,9 @@ def main(argv):
         document['decode'] = decode_table(cfg, cfg.variants)
     if cfg.scaling:
         document['scaling'] = scaling_tables(cfg, cfg.variants)
-    if not cfg.decode and not cfg.scaling:
+    if cfg.profile:
+        document['profile'] = profile_table(cfg, cfg.variants)
+    if not cfg.decode and not cfg.scaling and not cfg.profile:
         document['cost'] = cost_table(cfg, cfg.variants)
     print('\n' + json.dumps(document))
 

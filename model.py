@@ -506,10 +506,11 @@ class LeanDiff(torch.autograd.Function):
     @staticmethod
     def blocks(q, k, lam, block=32):
         """Start and end of each block of queries (32: ours), its maps (B, H, 2, n, end) and A1 - lambda A2 (B, H, n, end)."""
+        masked = future(block, block, q.device)
         for i in range(0, q.size(-2), block):
             j = min(q.size(-2), i + block)
             scores = q[..., i:j, :] @ k[..., :j, :].mT
-            scores[..., i:].masked_fill_(future(j - i, j - i, q.device), -math.inf)
+            scores[..., i:].masked_fill_(masked[:j - i, :j - i], -math.inf)
             a = scores.softmax(dim=-1)
             yield i, j, a, torch.addcmul(a[:, :, 0], a[:, :, 1], lam[:, None, None], value=-1)
 

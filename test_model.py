@@ -1945,6 +1945,15 @@ def test_cost_shows_the_published_ratios(capsys, monkeypatch):
     assert '0.86' in text and '1.25' in text
 
 
+def test_profile(capsys):
+    """Operations that a variant must have or lack: one kernel for standard's attention, softmaxes written out for diff's."""
+    text, document = run_bench(capsys, '--profile', '--variants=diff')
+    flash = 'aten::_scaled_dot_product_flash_attention_for_cpu'
+    standard, diff = (document['profile'][name] for name in ('standard', 'diff'))
+    assert standard[flash] > 0 and flash not in diff and diff['aten::_softmax'] > 0 and 'aten::_softmax' not in standard
+    assert '| aten::mm ' in text and 'cost' not in document
+
+
 def test_decode(capsys):
     text, document = run_bench(capsys, '--decode', '--variants=alternating', '--contexts=12,24', '--new_tokens=3')
     assert list(document['decode']) == ['standard', 'alternating']
@@ -1974,6 +1983,7 @@ def test_scaling(capsys, tmp_path):
     (['--block_size=0'], ['block_size', 'at least 1']),
     (['--decode', '--contexts=32', '--new_tokens=32'], ['contexts', '32']),
     (['--decode', '--mode=both'], ['mode', 'eager']),
+    (['--profile', '--mode=compiled'], ['mode', 'eager']),
     (['--lengths=a'], ['lengths', 'whole numbers']),
     (['--scaling', '--sizes=tiny,60'], ['sizes', '60']),
     (['--png=a.png'], ['png', '--scaling']),
