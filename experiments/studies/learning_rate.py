@@ -8,4 +8,4 @@ scales = {
     'cpu': dict(config='config/study_cpu.py', seeds=[101], settings=dict(max_iters=700, lr_decay_iters=700, warmup_iters=70)),
 }
 cells = {f'{corpus}/lr_{rate}': dict(dataset=corpus, learning_rate=rate, min_lr=rate / 10)
-         for corpus in ('wiki_summaries', 'brown') for rate in (1e-3, 2e-3, 4e-3)}
+         for corpus in ('wiki_summaries', 'brown') for rate in (1e-3, 2e-3, 4e-3, 8e-3)}
