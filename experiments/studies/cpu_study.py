@@ -16,8 +16,8 @@ _variants = {
 _corpora = 'wiki_summaries', 'brown'
 scales = {
     'pilot': dict(config='config/study_cpu.py', seeds=[1, 2, 3, 4, 5]),  # 300 updates
-    'cpu': dict(config='config/study_cpu.py', seeds=[1, 2, 3, 4, 5],
-                settings=dict(max_iters=700, lr_decay_iters=700, warmup_iters=70, learning_rate=4e-3, min_lr=4e-4, eval_interval=175)),
+    'cpu': dict(config='config/study_cpu.py', seeds=[1, 2, 3, 4, 5], settings=dict(
+        max_iters=600, lr_decay_iters=600, warmup_iters=180, learning_rate=4e-3, min_lr=4e-4, eval_interval=150)),
 }
 cells = {f'{corpus}/{name}': dict(dataset=corpus, **settings) for corpus in _corpora for name, settings in _variants.items()}
 comparisons = [(f'{corpus}/{base}', f'{corpus}/{treatment}') for corpus in _corpora for base, treatment in (
