@@ -5,7 +5,8 @@
 #     python train.py config/study_cpu.py --attention=diff --coupling=alternating
 #     python experiments/sweep.py experiments/studies/cpu_study.py --jobs=2
 #
-# All values are ours. The learning rate was chosen for the standard model alone, and is used for all.
+# All values are ours. The learning rate was chosen for the standard model alone, and is used for all. cpu_study goes on from here, with
+# twice the updates and a rate chosen for them.
 
 out_dir = 'out/study_cpu'
 dataset = 'wiki_summaries'
