@@ -604,7 +604,7 @@ class MTA(Standard):
         return apply_map(F.dropout(a, self.p()), v)
 
     def forward(self, q, k, v, maps=None, block=128):
-        if torch.compiler.is_compiling():  # each block is compiled apart, so that 16 of them take minutes
+        if torch.compiler.is_compiling():  # each block is compiled apart: fewer of them (ours)
             block = min(4 * block, max(block, q.size(1) // 4))
         if not self.flash or maps is not None:
             y = self.attend(q, k, v, 0, maps)

@@ -228,6 +228,16 @@ def test_lean_gradients_are_as_accurate_as_plain_ones(dtype, std, shift, monkeyp
     for e, p, l in zip(exact, plain, lean):
         assert (l - e).norm() < 2 * (p - e).norm() + 1e-7 * e.norm()
 
+@pytest.mark.parametrize('T, blocks', [(8, 4), (32, 4), (64, 8), (2, 1)])
+def test_compiled_mta_has_four_blocks_until_they_are_four_times_as_long(T, blocks, monkeypatch):
+    mta = MTA(tiny(attention='mta').validate(), 2).double()
+    q, k, v = (randn(1, T, 4, 8, seed=i) for i in range(3))
+    with torch.no_grad():
+        expected, calls, attend = mta(q, k, v, block=2), [], mta.attend
+        monkeypatch.setattr(torch.compiler, 'is_compiling', lambda: True)
+        mta.attend = lambda *args: calls.append(1) or attend(*args)
+        assert torch.allclose(mta(q, k, v, block=2), expected, atol=1e-10) and len(calls) == blocks
+
 def test_lean_functions_refuse_second_derivatives():
     x = randn(2, 3).requires_grad_()
     y = LeanRMSNorm.apply(x, torch.ones(3).double()).pow(3).sum()
