@@ -4,7 +4,7 @@
 #     python train.py config/mqar_cpu.py
 #     python experiments/evaluate.py --ckpt=out/mqar_cpu/last.pt --tasks=mqar --limit=0
 #
-# The model and the vocabulary are smaller than in config/mqar.py. All values are ours, within what Zoology reports where not said.
+# The model and the vocabulary are smaller than in config/mqar.py. All values are ours.
 
 out_dir = 'out/mqar_cpu'
 dataset = 'mqar_4_64_small'  # 31 keys, 32 values, 0 between the questions (Zoology: 8192 tokens)
