@@ -4,11 +4,8 @@ Report a study that sweep.py ran: tables, tests and figures, from its run folder
     python experiments/report.py experiments/studies/cpu_study.py
     python experiments/report.py experiments/studies/mqar.py --scale=full --to=mqar_report
 
-Writes report.md, report.json, curves.png, gap.png, forest.png and cost.png to --to, and prints report.md. A run that is
-missing or unfinished is left out, and named. Needs scipy and matplotlib.
-
-Base and treatment share initial weights and batches at one seed. So beside the papers' test, a one-sided Welch test that
-takes all runs as independent, stand tests of the differences within seeds, which may see smaller effects.
+Writes report.md, report.json, curves.png and, where cells are compared, gap.png, forest.png and cost.png to --to, and
+prints report.md. A run that is missing or unfinished is left out, and named. Needs scipy and matplotlib.
 """
 import json
 import math
@@ -340,7 +337,7 @@ def power_section(study, rows) -> str:
             f'few seeds give only roughly.\n\n{body}') if rows else ''
 
 
-def markdown(study, runs, left_out, measures, tests, command) -> str:
+def markdown(study, runs, left_out, measures, tests, command, figures) -> str:
     def distinct(what):
         return '; '.join(sorted({str(what(run)) for cell in runs.values() for run in cell.values()}))
 
@@ -368,11 +365,11 @@ def markdown(study, runs, left_out, measures, tests, command) -> str:
                  'to the largest. The t interval takes the differences to be normal.\n\n')
     sections = [measure_section(study, runs, measure, tests[measure]) for measure in measures]
     sections += [budget_section(study, runs), power_section(study, power_rows(study, runs, tests[study.measure]))]
-    sections.append('## Figures\n\n' + '\n'.join(f'![{file[:-4]}]({file})' for file in FILES if file.endswith('.png')) + '\n')
+    sections.append('## Figures\n\n' + '\n'.join(f'![{file[:-4]}]({file})' for file in figures) + '\n')
     return text + '\n'.join(filter(None, sections))
 
 # ----------------------------------------------------------------------------------------------------------------------
-# figures
+# figures; None where nothing is compared
 
 def panels(n: int, sharey=False):
     """(figure, list of n axes), up to three beside each other."""
@@ -407,11 +404,11 @@ def draw_curves(study, runs) -> Figure:
     return fig
 
 
-def draw_gap(study, runs) -> Figure:
+def draw_gap(study, runs) -> Figure | None:
     """Perplexity of the treatment relative to the base by step, a panel for each comparison: each seed, and their mean."""
     every = {pair: curves for pair in study.comparisons if (curves := gaps(runs, *pair))}
     if not every:
-        return empty('no two runs to compare')
+        return None
     fig, axes = panels(len(every), sharey=True)
     for ax, ((base, treatment), curves) in zip(axes, every.items()):
         for curve in curves.values():
@@ -424,11 +421,11 @@ def draw_gap(study, runs) -> Figure:
     return fig
 
 
-def draw_forest(study, tests) -> Figure:
+def draw_forest(study, tests) -> Figure | None:
     """The effect of each comparison in the study's measure: paired by seed, mean and 95% t interval."""
     rows = {pair: test['paired'] for pair, test in tests.items() if test['paired']}
     if not rows:
-        return empty('no two runs to compare')
+        return None
     fig = Figure(figsize=(8, 1.2 + 0.3 * len(rows)), layout='constrained')
     ax = fig.add_subplot()
     for y, pair in enumerate(rows.values()):
@@ -444,13 +441,13 @@ def draw_forest(study, tests) -> Figure:
     return fig
 
 
-def draw_cost(study, runs, tests) -> Figure:
+def draw_cost(study, runs, tests) -> Figure | None:
     """What a treatment costs against what it gains, both relative to its base."""
     higher = is_higher_better(study.measure)
     rows = [(speed(runs, t) / speed(runs, b), test['paired']['effect'] * (1 if higher else -1), label(b, t))
             for (b, t), test in tests.items() if test['paired'] and speed(runs, t) and speed(runs, b)]
     if not rows:
-        return empty('no comparison with tokens/s of both cells')
+        return None
     fig = Figure(figsize=(6, 4.5), layout='constrained')
     ax = fig.add_subplot()
     for i, (x, y, name) in enumerate(rows):
@@ -462,11 +459,6 @@ def draw_cost(study, runs, tests) -> Figure:
     ax.legend(fontsize=7)
     return fig
 
-
-def empty(why) -> Figure:
-    fig = Figure(figsize=(5, 1))
-    fig.text(0.5, 0.5, why, ha='center', va='center')
-    return fig
 
 # ----------------------------------------------------------------------------------------------------------------------
 # report.json
@@ -535,16 +527,19 @@ def main(argv):
 
     measures = [study.measure] + [m for m in have if m != study.measure]
     tests = {measure: tests_of(study, runs, measure) for measure in measures}
-    text = markdown(study, runs, left_out, measures, tests, command)
+    drawn = (draw_curves(study, runs), draw_gap(study, runs), draw_forest(study, tests[study.measure]),
+             draw_cost(study, runs, tests[study.measure]))
+    figures = {name: figure for name, figure in zip(FILES[2:], drawn) if figure}
+    text = markdown(study, runs, left_out, measures, tests, command, figures)
     data = json.dumps(document(study, runs, left_out, measures, tests), indent=1, allow_nan=False) + '\n'
     data = re.sub(r'\[[^]["{]*\]', lambda numbers: ' '.join(numbers[0].split()), data)  # a point of a curve on one line
-    figures = (draw_curves(study, runs), draw_gap(study, runs), draw_forest(study, tests[study.measure]),
-               draw_cost(study, runs, tests[study.measure]))
-    for name, figure in zip(FILES[2:], figures):
+    for name in FILES[2:]:  # an earlier report may have drawn more
+        (target / name).unlink(missing_ok=True)
+    for name, figure in figures.items():
         figure.savefig(target / name, dpi=120, metadata=dict(Software=None))
     (target / 'report.md').write_text(text, encoding='utf-8')
     (target / 'report.json').write_text(data, encoding='utf-8')
-    print(f'{text}\n{target}: {", ".join(FILES)}')
+    print(f'{text}\n{target}: {", ".join([*FILES[:2], *figures])}')
 
 
 if __name__ == '__main__':

@@ -197,6 +197,16 @@ def test_report(toy, capsys):
     assert sorted(file.name for file in toy.to.iterdir()) == sorted(report.FILES)
 
 
+def test_nothing_compared_nothing_drawn(toy):
+    """A figure of comparisons that an earlier report drew goes, too."""
+    toy.report()
+    study = re.sub(r'^comparisons = .*', 'comparisons = []', Path(toy.path).read_text(), flags=re.M)
+    Path(toy.path).write_text(study)
+    toy.report()
+    assert sorted(file.name for file in toy.to.iterdir()) == ['curves.png', 'report.json', 'report.md']
+    assert re.findall(r'\((\w+\.png)\)', (toy.to / 'report.md').read_text()) == ['curves.png']
+
+
 def test_figures(toy):
     study, runs = toy.load()
     tests = report.tests_of(study, runs, 'val_perplexity')
