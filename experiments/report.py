@@ -6,6 +6,9 @@ Report a study that sweep.py ran: tables, tests and figures, from its run folder
 
 Writes report.md, report.json, curves.png and, where cells are compared, gap.png, forest.png and cost.png to --to, and
 prints report.md. A run that is missing or unfinished is left out, and named. Needs scipy and matplotlib.
+
+Base and treatment share initial weights and batches at one seed. So beside the papers' test, a one-sided Welch test that
+takes all runs as independent, stand tests of the differences within seeds, which may see smaller effects.
 """
 import json
 import math
@@ -458,7 +461,6 @@ def draw_cost(study, runs, tests) -> Figure | None:
            ylabel=f'gain in {study.measure}, ' + ('points' if higher else '%'))
     ax.legend(fontsize=7)
     return fig
-
 
 # ----------------------------------------------------------------------------------------------------------------------
 # report.json
